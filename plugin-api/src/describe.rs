@@ -1,0 +1,379 @@
+//! The `describe` document: what a backend declares about itself, as pure data.
+//!
+//! One JSON document, `schema: 1`, printed by the scan child, shipped as a sidecar, and shown by
+//! `structures plugins show`. Unknown fields are ignored on read, so a newer minor can add some.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::abi::API_VERSION;
+use crate::sdk::Failure;
+
+/// Value of [`Description::schema`].
+pub const SCHEMA: u32 = 1;
+
+/// A whole `describe` document.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Description {
+    /// Always [`SCHEMA`].
+    pub schema: u32,
+    /// Unique id, `[a-z0-9][a-z0-9_-]*`; the library is named `libstructures_plugin_<id>.so` by
+    /// convention.
+    pub id: String,
+    /// Who ships it.
+    pub vendor: String,
+    /// The plugin's own version (semver).
+    pub version: String,
+    /// The ABI version it was built against (semver).
+    pub api: String,
+    /// Architectures: `x86_64+avx512vnni`, `x86_64`, `sm_90a`, `sm_80+PTX`, ... An empty list keeps
+    /// the legacy load path (no check).
+    #[serde(default)]
+    pub archs: Vec<String>,
+    /// `reference` marks a yardstick whose forms are tried last and never bound by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<String>,
+    /// Host features it cannot do without; an unknown one refuses the plugin.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requires: Vec<String>,
+    /// Named optional entries the probe looks for (kernels, library symbols, CPU features).
+    #[serde(default)]
+    pub entries: Vec<String>,
+    /// What it can execute.
+    pub forms: Vec<FormDecl>,
+}
+
+/// One executable realisation of a structure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FormDecl {
+    /// Structure it realises.
+    pub structure: String,
+    /// Accepted spec versions.
+    pub spec_versions: Vec<u32>,
+    /// Name, unique within the plugin together with the structure.
+    pub name: String,
+    /// Format name, what schemes route to: `none` (unquantised), `fp8_static`, `w8a16_static`, ...
+    pub format: String,
+    /// Spans it implements, widest first, from the structure's dataflow.
+    pub spans: Vec<String>,
+    /// Axis -> accepted values; an axis not listed is accepted with any value of the spec.
+    #[serde(default)]
+    pub variants: BTreeMap<String, Vec<String>>,
+    /// Boundary dtypes it accepts.
+    pub dtypes: Vec<String>,
+    /// Statistics it needs, resolved at bind.
+    #[serde(default)]
+    pub statistics: Vec<StatisticDecl>,
+    /// Rows and dims it serves; calls outside `rows` are dispatched to the host and counted.
+    #[serde(default)]
+    pub band: Band,
+    /// Format the weights are rounded through, for the bind-parity reference.
+    pub weight_format: WeightFormat,
+    /// Slots whose weights share one per-tensor scale, each list one group; a trailing `*` stands
+    /// for any index (`w_*`). A slot in no group has a scale of its own. Read by the host's
+    /// bind-parity reference.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scale_groups: Vec<Vec<String>>,
+    /// Format activations are rounded through at each declared point, `none` when they are not.
+    #[serde(default = "none_text")]
+    pub activation_format: String,
+    /// Largest relative L2 error at bind parity this form promises.
+    pub tolerance: f64,
+    /// Rounds activations to this dtype on a wider host (`bf16`), absent when it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounds: Option<String>,
+    /// Lower is more precise.
+    pub precision_rank: u32,
+    /// Whether it quantises at all: scheme `none` keeps the host then.
+    pub quantises: bool,
+    /// Wires it consumes or produces.
+    #[serde(default)]
+    pub wires: Vec<String>,
+    /// Whether it may be captured.
+    #[serde(default)]
+    pub capture: bool,
+    /// Whether calls of one instance may overlap.
+    #[serde(default)]
+    pub concurrent: bool,
+    /// Order of choice among forms of one structure and format, across plugins: higher first, then the plugin's id.
+    /// A form is judged before it lives, so a boast costs its author a refusal, nothing more.
+    #[serde(default)]
+    pub priority: i32,
+}
+
+/// Statistic needed at one point.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct StatisticDecl {
+    /// Point of the structure.
+    pub point: String,
+    /// `amax` or `second_moment`.
+    pub statistic: String,
+    /// `tensor` or `channel`.
+    pub granularity: String,
+}
+
+/// How a form's weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightFormat {
+    /// As given.
+    None,
+    /// Rounded to bfloat16.
+    Bf16,
+    /// FP8 E4M3, one scale a tensor, `max(amax/448, 1e-8)`.
+    Fp8PerTensor,
+    /// int8, one scale per output channel.
+    Int8PerChannel,
+    /// E2M1 with E4M3 block scales of 16.
+    Nvfp4,
+}
+
+/// What a form serves.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Band {
+    /// Rows `[lo, hi]`, inclusive; absent means any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<[u64; 2]>,
+    /// Symbol -> `{min, max, multiple_of}`; every listed one must hold at bind.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub dims: BTreeMap<String, DimBand>,
+    /// Product of rows and the named symbols, `[lo, hi]`, inclusive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<WorkBand>,
+}
+
+/// Limits of one dim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DimBand {
+    /// Smallest size.
+    #[serde(default = "one")]
+    pub min: u64,
+    /// Largest size.
+    #[serde(default = "largest")]
+    pub max: u64,
+    /// Divisor.
+    #[serde(default = "one")]
+    pub multiple_of: u64,
+}
+
+/// Limits of `rows x symbols`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkBand {
+    /// Symbols multiplied with the median rows.
+    pub symbols: Vec<String>,
+    /// Lower edge.
+    pub min: f64,
+    /// Upper edge.
+    pub max: f64,
+}
+
+/// What `probe` answers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProbeReport {
+    /// Whether the entries the form cannot do without are present here.
+    pub probed: bool,
+    /// Which optional entries were found.
+    #[serde(default)]
+    pub entries: Entries,
+    /// Why not, when `probed` is false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<String>,
+    /// For people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// Entries found and missed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entries {
+    /// Found.
+    #[serde(default)]
+    pub present: Vec<String>,
+    /// Looked for and not found: a slower path, never a refusal by itself.
+    #[serde(default)]
+    pub absent: Vec<String>,
+}
+
+/// The JSON handed to `probe`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProbeShapes {
+    /// Structure.
+    pub structure: String,
+    /// Span.
+    pub span: String,
+    /// Rows to be served.
+    pub rows: Vec<u64>,
+    /// Symbol -> size.
+    pub dims: BTreeMap<String, u64>,
+    /// Axis -> value.
+    pub variant: BTreeMap<String, String>,
+}
+
+/// The JSON handed to `bind` as params.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BindParams {
+    /// Structure.
+    pub structure: String,
+    /// Spec version.
+    pub version: u32,
+    /// Host and form axes.
+    pub variant: BTreeMap<String, String>,
+    /// Captured attributes (`eps`, ...).
+    pub params: BTreeMap<String, serde_json::Value>,
+    /// Symbol -> size.
+    pub dims: BTreeMap<String, u64>,
+    /// Names of the span's inputs, in call order. An optional one that this host lacks is listed
+    /// and its view is absent.
+    pub inputs: Vec<String>,
+    /// Names of the span's outputs, in call order.
+    pub outputs: Vec<String>,
+    /// Names of the span's state regions, in call order.
+    pub states: Vec<String>,
+}
+
+impl Description {
+    /// A description without forms, of this ABI version.
+    pub fn new(id: &str, vendor: &str, version: &str) -> Self {
+        Description {
+            schema: SCHEMA,
+            id: id.into(),
+            vendor: vendor.into(),
+            version: version.into(),
+            api: API_VERSION.into(),
+            archs: Vec::new(),
+            role: None,
+            requires: Vec::new(),
+            entries: Vec::new(),
+            forms: Vec::new(),
+        }
+    }
+
+    /// The declaration of a form.
+    pub fn form(&self, structure: &str, name: &str) -> Option<&FormDecl> {
+        self.forms
+            .iter()
+            .find(|form| form.structure == structure && form.name == name)
+    }
+}
+
+impl FormDecl {
+    /// A declaration with everything that has a neutral value set to it: spec version 1, no spans,
+    /// no dtypes, any band, unrounded weights, tolerance 1e-4.
+    pub fn new(structure: &str, name: &str, format: &str) -> Self {
+        FormDecl {
+            structure: structure.into(),
+            spec_versions: vec![1],
+            name: name.into(),
+            format: format.into(),
+            spans: Vec::new(),
+            variants: BTreeMap::new(),
+            dtypes: Vec::new(),
+            statistics: Vec::new(),
+            band: Band::default(),
+            weight_format: WeightFormat::None,
+            scale_groups: Vec::new(),
+            activation_format: none_text(),
+            tolerance: 1e-4,
+            rounds: None,
+            precision_rank: 0,
+            quantises: false,
+            wires: Vec::new(),
+            capture: false,
+            concurrent: false,
+            priority: 0,
+        }
+    }
+
+    /// Whether the declaration covers these shapes: span (`span_unknown`), variant
+    /// (`format_no_variant`), dims (`envelope`) and, where rows are given, at least one of them in
+    /// the band (`form_band`). An empty `span` and an axis without a value are not compared: an
+    /// axis that no operation of the span mentions may have none.
+    pub fn admits(&self, shapes: &ProbeShapes) -> Result<(), Failure> {
+        if !shapes.span.is_empty() && !self.spans.contains(&shapes.span) {
+            let text = format!(
+                "span `{}`, the form implements {:?}",
+                shapes.span, self.spans
+            );
+            return Err(Failure::refused("span_unknown", text));
+        }
+        for (axis, accepted) in &self.variants {
+            let value = shapes.variant.get(axis);
+            if let Some(value) = value.filter(|value| !accepted.contains(value)) {
+                let text = format!("axis `{axis}` is {value}, the form accepts {accepted:?}");
+                return Err(Failure::refused("format_no_variant", text));
+            }
+        }
+        for (symbol, band) in &self.band.dims {
+            let size = shapes.dims.get(symbol).copied();
+            if !size.is_some_and(|size| band.contains(size)) {
+                let text = format!(
+                    "{symbol} is {size:?}, the form serves {}..={} in steps of {}",
+                    band.min, band.max, band.multiple_of
+                );
+                return Err(Failure::refused("envelope", text));
+            }
+        }
+        if let Some([low, high]) = self.band.rows {
+            let inside = |rows: &u64| (low..=high).contains(rows);
+            if !shapes.rows.is_empty() && !shapes.rows.iter().any(inside) {
+                let text = format!("rows {:?}, the form serves {low}..={high}", shapes.rows);
+                return Err(Failure::refused("form_band", text));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl DimBand {
+    /// Whether `size` is within the limits and a multiple of the divisor.
+    pub fn contains(&self, size: u64) -> bool {
+        (self.min..=self.max).contains(&size) && size.is_multiple_of(self.multiple_of.max(1))
+    }
+}
+
+fn none_text() -> String {
+    "none".into()
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn largest() -> u64 {
+    u64::MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_round_trips_and_ignores_what_it_does_not_know() {
+        let mut description = Description::new("example", "somebody", "1.2.3");
+        description
+            .forms
+            .push(FormDecl::new("scale_rows", "plain", "none"));
+        let mut json = serde_json::to_value(&description).expect("serialises");
+        json["of_a_later_minor"] = serde_json::json!({"a": 1});
+        let back: Description = serde_json::from_value(json).expect("parses");
+        assert_eq!(back, description);
+        assert!(back.form("scale_rows", "plain").is_some());
+        assert!(back.form("scale_rows", "other").is_none());
+    }
+
+    #[test]
+    fn rows_are_compared_only_where_they_are_given() {
+        let mut decl = FormDecl::new("scale_rows", "plain", "none");
+        decl.band.rows = Some([1, 4]);
+        let shapes = |rows: &[u64]| ProbeShapes {
+            rows: rows.to_vec(),
+            ..ProbeShapes::default()
+        };
+        assert!(decl.admits(&shapes(&[])).is_ok() && decl.admits(&shapes(&[64, 4])).is_ok());
+        assert_eq!(
+            decl.admits(&shapes(&[5, 64])).expect_err("outside").code,
+            "form_band"
+        );
+    }
+}

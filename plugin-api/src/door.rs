@@ -1,0 +1,908 @@
+//! The Rust door, and what fills the vtables behind it.
+//!
+//! [`PluginRoot`] is the whole abi_stable surface: identity, versions, and one function that
+//! exchanges the two tables as opaque pointers. It is frozen as 1.0 ([`DOOR_VERSION`]): layout
+//! checking is one-directional, so a host whose root module gained a field would refuse every older
+//! plugin. Everything that may grow lives in the tables.
+//!
+//! [`export_backend!`](crate::export_backend) exports the root module of a [`Backend`]. The entries
+//! below wrap every call into the backend in `catch_unwind`, so nothing ever unwinds across `extern
+//! "C"`: a panic becomes [`STATUS_PANICKED`] with its text as message.
+//! A bound instance that failed or panicked is poisoned: it answers
+//! [`STATUS_POISONED`](crate::abi::STATUS_POISONED) from then on and is never entered again, only
+//! dropped.
+//!
+//! Not here: opening libraries, and the checks a host makes before it trusts one (host).
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::OnceLock;
+
+use abi_stable::library::{CheckTypeLayout, LibHeader, RootModule, RootModuleResult};
+use abi_stable::sabi_types::VersionStrings;
+use abi_stable::std_types::{RBoxError, RStr};
+use abi_stable::StableAbi;
+
+use crate::abi::{
+    BindArgs, Bytes, CallCtx, Error, FormFacts, FormVTable, HostVTable, PluginVTable, Status, Str,
+    TensorView, API_MINOR, API_VERSION, STATUS_FAILED, STATUS_OK, STATUS_PANICKED,
+};
+use crate::describe::ProbeShapes;
+use crate::owned::{put_error, read_str};
+use crate::sdk::{disjoint, Backend, BindRequest, BoundForm, Failure, Host, Tensor, TensorMut};
+
+/// Version of the root module's layout. Never changes; see the module's first paragraph.
+pub const DOOR_VERSION: &str = "1.0.0";
+
+/// The root module of a Rust plugin. Frozen.
+#[repr(C)]
+#[derive(StableAbi)]
+#[sabi(kind(Prefix(prefix_ref = PluginRootRef)))]
+#[sabi(missing_field(panic))]
+pub struct PluginRoot {
+    /// The backend's id, as in its description.
+    pub id: RStr<'static>,
+    /// The plugin's own version, as in its description.
+    pub version: RStr<'static>,
+    /// ABI version it was built against.
+    pub api: RStr<'static>,
+    /// Gives the host's table (`const HostVTable *`, null while only describing), answers the
+    /// plugin's (`const PluginVTable *`, valid for ever) or null when the two do not fit. Calls
+    /// nothing through either.
+    #[sabi(last_prefix_field)]
+    pub exchange: unsafe extern "C" fn(host: *const c_void) -> *const c_void,
+}
+
+impl RootModule for PluginRootRef {
+    const BASE_NAME: &'static str = "structures_plugin";
+    const NAME: &'static str = "structures plugin";
+    const VERSION_STRINGS: VersionStrings = VersionStrings::new(DOOR_VERSION);
+
+    abi_stable::declare_root_module_statics! {PluginRootRef}
+}
+
+/// Exports a [`Backend`] as this library's only plugin. Once a crate, in a `cdylib`.
+///
+/// A library built with `panic = "abort"` does not compile: a panic could not become a status.
+#[macro_export]
+macro_rules! export_backend {
+    ($backend:ty) => {
+        #[cfg(panic = "abort")]
+        compile_error!("a plugin needs `panic = \"unwind\"`: a panic must become a status");
+
+        const _: () = {
+            // The name abi_stable looks up; a test of this crate compares it with abi_stable's own.
+            #[export_name = "_1as_0lib_1header_0root_bmodule_bloader"]
+            pub static ROOT: $crate::door::LibraryHeader =
+                $crate::door::library_header::<$backend>();
+        };
+    };
+}
+
+/// What the exported static is; only [`export_backend!`](crate::export_backend) names it.
+#[doc(hidden)]
+pub type LibraryHeader = LibHeader;
+
+/// The exported static of a backend; only [`export_backend!`](crate::export_backend) calls it.
+#[doc(hidden)]
+pub const fn library_header<T: Backend>() -> LibraryHeader {
+    // SAFETY: `construct` answers a `PluginRootRef`, by way of abi_stable's own erasing helper.
+    unsafe { LibHeader::from_constructor::<PluginRootRef>(construct::<T>, CheckTypeLayout::Yes) }
+}
+
+extern "C" fn construct<T: Backend>() -> RootModuleResult {
+    abi_stable::library::__call_root_module_loader(root::<T>)
+}
+
+/// The root module of a backend. A description that panics is an error, not the end of the process.
+fn root<T: Backend>() -> Result<PluginRootRef, RBoxError> {
+    use abi_stable::prefix_type::PrefixTypeTrait;
+    let description = guard(|| Ok(T::description())).map_err(RBoxError::new)?;
+    let root = PluginRoot {
+        // Leaked like the root module itself: once a process.
+        id: RStr::from_str(description.id.leak()),
+        version: RStr::from_str(description.version.leak()),
+        api: RStr::from_str(API_VERSION),
+        exchange: exchange::<T>,
+    };
+    Ok(root.leak_into_prefix())
+}
+
+unsafe extern "C" fn exchange<T: Backend>(host: *const c_void) -> *const c_void {
+    // SAFETY: null or a host's table, says the door.
+    if let Some(host) = unsafe { host.cast::<HostVTable>().as_ref() } {
+        if (host.struct_size as usize) < size_of::<HostVTable>() {
+            return std::ptr::null();
+        }
+    }
+    std::ptr::from_ref(plugin_vtable::<T>()).cast()
+}
+
+/// The table of a backend. Also what a host's tests use to run a backend that is linked in.
+pub fn plugin_vtable<T: Backend>() -> &'static PluginVTable {
+    &Tables::<T>::PLUGIN
+}
+
+struct Tables<T>(PhantomData<T>);
+
+impl<T: Backend> Tables<T> {
+    const PLUGIN: PluginVTable = PluginVTable {
+        struct_size: size_of::<PluginVTable>() as u32,
+        api_minor: API_MINOR,
+        describe: describe::<T>,
+        open: open::<T>,
+        close: close::<T>,
+        probe: probe::<T>,
+        bind: bind::<T>,
+        form: &FORM,
+        device: std::ptr::null(),
+    };
+}
+
+static FORM: FormVTable = FormVTable {
+    struct_size: size_of::<FormVTable>() as u32,
+    api_minor: API_MINOR,
+    call,
+    facts,
+    release,
+};
+
+unsafe extern "C" fn describe<T: Backend>(out: *mut Bytes, error: *mut Error) -> Status {
+    let made = guard(|| {
+        let description = T::description();
+        if let Some(form) = description.forms.iter().find(|form| form.concurrent) {
+            // `BoundForm::call` takes the form alone, so the promise could not be kept.
+            let text = format!(
+                "form `{}` declares `concurrent`, which this SDK does not",
+                form.name
+            );
+            return Err(Failure::failed("description", text));
+        }
+        serde_json::to_vec(&description)
+            .map_err(|e| Failure::failed("description", format!("does not serialise: {e}")))
+    });
+    // SAFETY: `out` and `error` are the caller's, null or writable.
+    unsafe { answer(made.map(Bytes::from_vec), out, error) }
+}
+
+unsafe extern "C" fn open<T: Backend>(
+    host: *const HostVTable,
+    plugin: *mut *mut c_void,
+    error: *mut Error,
+) -> Status {
+    let made = guard(|| {
+        // SAFETY: the ABI promises that the host's table outlives the plugin instance.
+        let host = unsafe { Host::from_raw(host) }?;
+        T::open(host)
+    });
+    let made = made.map(|backend| Box::into_raw(Box::new(backend)).cast::<c_void>());
+    // SAFETY: as in `describe`.
+    unsafe { answer(made, plugin, error) }
+}
+
+unsafe extern "C" fn close<T: Backend>(plugin: *mut c_void) {
+    if !plugin.is_null() {
+        // SAFETY: made by `open::<T>`, closed once.
+        let backend = unsafe { Box::from_raw(plugin.cast::<T>()) };
+        let _ = guard(|| {
+            drop(backend);
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn probe<T: Backend>(
+    plugin: *mut c_void,
+    form: Str,
+    device: u32,
+    shapes: Str,
+    out: *mut Bytes,
+    error: *mut Error,
+) -> Status {
+    let made = guard(|| {
+        // SAFETY: made by `open::<T>`; the texts live for the call.
+        let (backend, form, shapes) = unsafe {
+            (
+                backend::<T>(plugin)?,
+                read_str(form, "form")?,
+                read_str(shapes, "shapes")?,
+            )
+        };
+        let shapes: ProbeShapes = serde_json::from_str(shapes)
+            .map_err(|e| Failure::invalid("params", format!("shapes: {e}")))?;
+        let report = backend.probe(form, device, &shapes)?;
+        serde_json::to_vec(&report)
+            .map_err(|e| Failure::failed("probe", format!("does not serialise: {e}")))
+    });
+    // SAFETY: as in `describe`.
+    unsafe { answer(made.map(Bytes::from_vec), out, error) }
+}
+
+unsafe extern "C" fn bind<T: Backend>(
+    plugin: *mut c_void,
+    args: *const BindArgs,
+    form: *mut *mut c_void,
+    error: *mut Error,
+) -> Status {
+    let made = guard(|| {
+        // SAFETY: made by `open::<T>`; the arguments are as the ABI says for the length of the
+        // call.
+        let (backend, args) = unsafe { (backend::<T>(plugin)?, args.as_ref()) };
+        let args = args.ok_or_else(|| Failure::invalid("argument", "the bind args are null"))?;
+        // SAFETY: as above.
+        let request = unsafe { BindRequest::from_raw(args) }?;
+        backend.bind(&request)
+    });
+    let made = made.map(|form| Box::into_raw(Box::new(Instance::new(form))).cast::<c_void>());
+    // SAFETY: as in `describe`.
+    unsafe { answer(made, form, error) }
+}
+
+/// # Safety
+/// `plugin` is null or what `open::<T>` made and `close` has not taken.
+unsafe fn backend<'a, T: Backend>(plugin: *mut c_void) -> Result<&'a T, Failure> {
+    // SAFETY: promised by the caller.
+    unsafe { plugin.cast_const().cast::<T>().as_ref() }
+        .ok_or_else(|| Failure::invalid("argument", "the plugin instance is null"))
+}
+
+/// A bound form behind its handle.
+struct Instance {
+    state: AtomicU8,
+    /// Why it is poisoned.
+    reason: OnceLock<String>,
+    form: UnsafeCell<Box<dyn BoundForm>>,
+}
+
+const IDLE: u8 = 0;
+const BUSY: u8 = 1;
+const POISONED: u8 = 2;
+
+impl Instance {
+    fn new(form: Box<dyn BoundForm>) -> Self {
+        Instance {
+            state: AtomicU8::new(IDLE),
+            reason: OnceLock::new(),
+            form: UnsafeCell::new(form),
+        }
+    }
+
+    /// Runs `f` on the form, alone, unless it is poisoned; poisons it when `f` fails or panics.
+    fn enter<R>(
+        &self,
+        f: impl FnOnce(&mut dyn BoundForm) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        let entered = self
+            .state
+            .compare_exchange(IDLE, BUSY, Ordering::Acquire, Ordering::Relaxed);
+        if let Err(state) = entered {
+            return Err(if state == BUSY {
+                Failure::invalid(
+                    "overlapping_call",
+                    "another call on this instance is running",
+                )
+            } else {
+                let reason = self.reason.get().map_or("", String::as_str);
+                Failure::poisoned(format!("the instance is not entered again after: {reason}"))
+            });
+        }
+        // SAFETY: the exchange above succeeded, so nobody else holds the form until the store
+        // below.
+        let form = unsafe { &mut *self.form.get() };
+        let result = guard(|| f(form.as_mut()));
+        let next = match &result {
+            Err(failure) if matches!(failure.status, STATUS_FAILED | STATUS_PANICKED) => {
+                let _ = self.reason.set(failure.to_string());
+                POISONED
+            }
+            _ => IDLE,
+        };
+        self.state.store(next, Ordering::Release);
+        result
+    }
+}
+
+unsafe extern "C" fn call(
+    form: *mut c_void,
+    ctx: *const CallCtx,
+    inputs: *const TensorView,
+    n_inputs: usize,
+    outputs: *const TensorView,
+    n_outputs: usize,
+    states: *const TensorView,
+    n_states: usize,
+    error: *mut Error,
+) -> Status {
+    let done = (|| {
+        // SAFETY: `form` is null or an instance of `bind`; the rest is as the ABI says for the
+        // length of the call.
+        let (instance, ctx, inputs, outputs, states) = unsafe {
+            (
+                form.cast_const().cast::<Instance>().as_ref(),
+                ctx.as_ref(),
+                views(inputs, n_inputs, "inputs")?,
+                views(outputs, n_outputs, "outputs")?,
+                views(states, n_states, "states")?,
+            )
+        };
+        let instance =
+            instance.ok_or_else(|| Failure::invalid("argument", "the form instance is null"))?;
+        let ctx = ctx.ok_or_else(|| Failure::invalid("argument", "the call context is null"))?;
+        if (ctx.struct_size as usize) < size_of::<CallCtx>() {
+            let text = format!("a call context of {} bytes", ctx.struct_size);
+            return Err(Failure::invalid("argument", text));
+        }
+        instance.enter(|form| {
+            // SAFETY: the host lends these views to this call; `exclusive` checks that no output
+            // and no state shares memory with anything else.
+            unsafe { with_tensors(form, ctx, inputs, outputs, states) }
+        })
+    })();
+    // SAFETY: `error` is the caller's, null or writable.
+    unsafe { done.map_or_else(|failure| put_error(error, failure), |()| STATUS_OK) }
+}
+
+/// Views of one argument list that live on the stack; longer lists go to the heap. 8 covers every
+/// span of the catalog, and a call of a usual form allocates nothing here.
+const INLINE: usize = 8;
+
+/// # Safety
+/// The views are lent to this call alone.
+unsafe fn with_tensors(
+    form: &mut dyn BoundForm,
+    ctx: &CallCtx,
+    inputs: &[TensorView],
+    outputs: &[TensorView],
+    states: &[TensorView],
+) -> Result<(), Failure> {
+    let (mut a, mut b, mut c) = (List::new(), List::new(), List::new());
+    for (i, view) in inputs.iter().enumerate() {
+        // SAFETY: promised by the caller.
+        let tensor = unsafe { Tensor::from_view(view) };
+        a.push(tensor.map_err(|failure| at("input", i, failure))?, || {
+            Tensor::ABSENT
+        });
+    }
+    for (list, views, what) in [(&mut b, outputs, "output"), (&mut c, states, "state")] {
+        for (i, view) in views.iter().enumerate() {
+            // SAFETY: promised by the caller; sharing is checked right below.
+            let tensor = unsafe { TensorMut::from_view(view) };
+            list.push(
+                tensor.map_err(|failure| at(what, i, failure))?,
+                TensorMut::absent,
+            );
+        }
+    }
+    exclusive(a.as_mut(), outputs, states)?;
+    form.call(ctx, a.as_mut(), b.as_mut(), c.as_mut())
+}
+
+fn at(what: &str, index: usize, failure: Failure) -> Failure {
+    Failure {
+        message: format!("{what} {index}: {}", failure.message),
+        ..failure
+    }
+}
+
+/// Outputs and states share memory with nothing; an input that is a view of a state is marked.
+fn exclusive(
+    inputs: &mut [Tensor<'_>],
+    outputs: &[TensorView],
+    states: &[TensorView],
+) -> Result<(), Failure> {
+    let shared = |what: &str, i: usize, with: &str, j: usize| {
+        let text = format!("{what} {i} shares memory with {with} {j}");
+        Err(Failure::invalid("view_aliased", text))
+    };
+    for (i, output) in outputs.iter().enumerate() {
+        for (j, input) in inputs.iter().enumerate() {
+            if !disjoint(output, input.view()) {
+                return shared("output", i, "input", j);
+            }
+        }
+        for (j, other) in outputs[..i].iter().enumerate() {
+            if !disjoint(output, other) {
+                return shared("output", i, "output", j);
+            }
+        }
+        for (j, state) in states.iter().enumerate() {
+            if !disjoint(output, state) {
+                return shared("output", i, "state", j);
+            }
+        }
+    }
+    for (i, state) in states.iter().enumerate() {
+        for (j, other) in states[..i].iter().enumerate() {
+            if !disjoint(state, other) {
+                return shared("state", i, "state", j);
+            }
+        }
+        for input in inputs
+            .iter_mut()
+            .filter(|input| !disjoint(state, input.view()))
+        {
+            input.mark_aliased();
+        }
+    }
+    Ok(())
+}
+
+/// A short list without an allocation.
+struct List<T> {
+    inline: Option<[T; INLINE]>,
+    spilled: Vec<T>,
+    len: usize,
+}
+
+impl<T> List<T> {
+    fn new() -> Self {
+        List {
+            inline: None,
+            spilled: Vec::new(),
+            len: 0,
+        }
+    }
+
+    fn push(&mut self, item: T, filler: impl Fn() -> T) {
+        if self.len < INLINE {
+            self.inline
+                .get_or_insert_with(|| std::array::from_fn(|_| filler()))[self.len] = item;
+        } else {
+            if let Some(inline) = self.inline.take() {
+                self.spilled.extend(inline);
+            }
+            self.spilled.push(item);
+        }
+        self.len += 1;
+    }
+
+    fn as_mut(&mut self) -> &mut [T] {
+        match &mut self.inline {
+            Some(inline) => &mut inline[..self.len],
+            None => &mut self.spilled,
+        }
+    }
+}
+
+unsafe extern "C" fn facts(form: *mut c_void, out: *mut FormFacts) {
+    // SAFETY: null or an instance of `bind`.
+    let instance = unsafe { form.cast_const().cast::<Instance>().as_ref() };
+    let facts = instance.map(|instance| instance.enter(|form| Ok(form.facts())));
+    if !out.is_null() {
+        // SAFETY: writable, says the ABI.
+        unsafe { out.write(facts.and_then(Result::ok).unwrap_or_default()) };
+    }
+}
+
+unsafe extern "C" fn release(form: *mut c_void) {
+    if !form.is_null() {
+        // SAFETY: made by `bind`, released once.
+        let instance = unsafe { Box::from_raw(form.cast::<Instance>()) };
+        let _ = guard(|| {
+            drop(instance);
+            Ok(())
+        });
+    }
+}
+
+/// # Safety
+/// `views` has `n` valid elements during `'a`, or `n` is 0.
+unsafe fn views<'a>(
+    views: *const TensorView,
+    n: usize,
+    what: &str,
+) -> Result<&'a [TensorView], Failure> {
+    if n == 0 {
+        return Ok(&[]);
+    }
+    if views.is_null() {
+        return Err(Failure::invalid(
+            "argument",
+            format!("{n} {what} without an array"),
+        ));
+    }
+    // SAFETY: promised by the caller.
+    Ok(unsafe { std::slice::from_raw_parts(views, n) })
+}
+
+/// Writes the result to the caller's out-parameters.
+///
+/// # Safety
+/// `out` and `error` are null or writable.
+unsafe fn answer<R>(made: Result<R, Failure>, out: *mut R, error: *mut Error) -> Status {
+    match made {
+        // SAFETY: promised by the caller.
+        Ok(value) if !out.is_null() => unsafe { out.write(value) },
+        Ok(_) => {
+            let failure = Failure::invalid("argument", "the out-parameter is null");
+            // SAFETY: promised by the caller.
+            return unsafe { put_error(error, failure) };
+        }
+        // SAFETY: promised by the caller.
+        Err(failure) => return unsafe { put_error(error, failure) },
+    }
+    STATUS_OK
+}
+
+/// Runs the backend's code; a panic becomes a [`Failure`] with its text.
+fn guard<R>(f: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
+    catch_unwind(AssertUnwindSafe(f))
+        .unwrap_or_else(|payload| Err(Failure::panicked(text(payload))))
+}
+
+fn text(payload: Box<dyn Any + Send>) -> String {
+    if let Some(text) = payload.downcast_ref::<&'static str>() {
+        return (*text).to_string();
+    }
+    match payload.downcast::<String>() {
+        Ok(text) => *text,
+        Err(other) => {
+            // Dropping a foreign payload runs its author's code, which may panic again.
+            std::mem::forget(other);
+            "a panic without a text".into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::{Contract, DType, STATUS_INVALID, STATUS_POISONED, STATUS_REFUSED};
+    use crate::describe::{Description, FormDecl};
+    use crate::owned::{read_bytes, take_error};
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn the_exported_name_is_the_one_abi_stable_looks_up() {
+        let name = abi_stable::library::ROOT_MODULE_LOADER_NAME;
+        let line = format!("#[export_name = \"{name}\"]");
+        assert_eq!(include_str!("door.rs").matches(&line).count(), 1);
+    }
+
+    /// Copies its input to its output, negated; the form's name plants a fault.
+    struct Planted;
+
+    struct Negate(String);
+
+    static DROPPED: AtomicUsize = AtomicUsize::new(0);
+
+    impl Backend for Planted {
+        fn description() -> Description {
+            let mut description = Description::new("planted", "tests", "0.0.1");
+            description.forms = vec![FormDecl::new("negate", "good", "none")];
+            description
+        }
+
+        fn open(_: Host) -> Result<Self, Failure> {
+            Ok(Planted)
+        }
+
+        fn bind(&self, request: &BindRequest<'_>) -> Result<Box<dyn BoundForm>, Failure> {
+            match request.form {
+                "refuses_to_bind" => Err(Failure::refused("envelope", "planted")),
+                "panics_at_bind" => panic!("planted at bind"),
+                other => Ok(Box::new(Negate(other.to_string()))),
+            }
+        }
+    }
+
+    impl BoundForm for Negate {
+        fn facts(&self) -> FormFacts {
+            assert!(self.0 != "panics_in_facts", "planted in facts");
+            FormFacts {
+                packed_bytes: 7,
+                ..FormFacts::default()
+            }
+        }
+
+        fn call(
+            &mut self,
+            _: &CallCtx,
+            inputs: &[Tensor<'_>],
+            outputs: &mut [TensorMut<'_>],
+            states: &mut [TensorMut<'_>],
+        ) -> Result<(), Failure> {
+            match self.0.as_str() {
+                "fails" => return Err(Failure::failed("kernel", "planted")),
+                "refuses" => return Err(Failure::refused("form_band", "planted")),
+                "panics" => panic!("planted {}", 17),
+                "panics_oddly" => std::panic::panic_any(Odd),
+                _ => {}
+            }
+            assert!(inputs.iter().skip(1).all(|input| input.as_f32().is_err()));
+            let _ = states;
+            let values: Vec<f32> = inputs[0].to_f32_vec()?.iter().map(|v| -v).collect();
+            outputs[0].write_f32(&values)
+        }
+    }
+
+    impl Drop for Negate {
+        fn drop(&mut self) {
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+            assert!(self.0 != "panics_in_drop", "planted in drop");
+        }
+    }
+
+    struct Odd;
+
+    impl Drop for Odd {
+        fn drop(&mut self) {
+            panic!("a payload that panics when it is dropped");
+        }
+    }
+
+    /// A view that may be written through.
+    fn view(data: &mut [f32]) -> TensorView {
+        let dims = [data.len()];
+        let tensor = TensorMut::from_f32(data, &dims).expect("fits");
+        *tensor.as_tensor().view()
+    }
+
+    /// Calls the tables as a host does.
+    struct Bound {
+        plugin: *mut c_void,
+        form: *mut c_void,
+    }
+
+    const TABLE: fn() -> &'static PluginVTable = plugin_vtable::<Planted>;
+
+    impl Bound {
+        fn new(form: &str) -> Result<Bound, Failure> {
+            let (mut plugin, mut handle) = (std::ptr::null_mut(), std::ptr::null_mut());
+            let mut error = Error::EMPTY;
+            let contract = Contract::capacity(DType::F32, 1);
+            let params = serde_json::to_string(&crate::describe::BindParams::default());
+            let params = params.expect("serialises");
+            let args = BindArgs {
+                struct_size: size_of::<BindArgs>() as u32,
+                device: 0,
+                form: Str::new(form),
+                span: Str::new("all"),
+                weight_names: std::ptr::null(),
+                weights: std::ptr::null(),
+                n_weights: 0,
+                statistic_names: std::ptr::null(),
+                statistics: std::ptr::null(),
+                n_statistics: 0,
+                params: Str::new(&params),
+                contract: &contract,
+            };
+            // SAFETY: all arguments are as the ABI says and outlive the calls.
+            unsafe {
+                let status = (TABLE().open)(Host::detached().raw(), &mut plugin, &mut error);
+                assert_eq!(status, STATUS_OK);
+                match (TABLE().bind)(plugin, &args, &mut handle, &mut error) {
+                    STATUS_OK => Ok(Bound {
+                        plugin,
+                        form: handle,
+                    }),
+                    status => {
+                        (TABLE().close)(plugin);
+                        Err(take_error(status, &mut error))
+                    }
+                }
+            }
+        }
+
+        fn call(
+            &self,
+            inputs: &[TensorView],
+            outputs: &[TensorView],
+            states: &[TensorView],
+        ) -> Result<(), Failure> {
+            let mut error = Error::EMPTY;
+            // SAFETY: the handle is bound, the views live on the caller's stack.
+            unsafe {
+                match (FORM.call)(
+                    self.form,
+                    &CallCtx::NONE,
+                    inputs.as_ptr(),
+                    inputs.len(),
+                    outputs.as_ptr(),
+                    outputs.len(),
+                    states.as_ptr(),
+                    states.len(),
+                    &mut error,
+                ) {
+                    STATUS_OK => Ok(()),
+                    status => Err(take_error(status, &mut error)),
+                }
+            }
+        }
+
+        fn once(&self) -> Result<(), Failure> {
+            let (mut x, mut y) = ([1.0, 2.0], [0.0; 2]);
+            self.call(&[view(&mut x)], &[view(&mut y)], &[])
+                .map(|()| assert_eq!(y, [-1.0, -2.0]))
+        }
+    }
+
+    impl Drop for Bound {
+        fn drop(&mut self) {
+            // SAFETY: made by the same table, dropped once.
+            unsafe {
+                (FORM.release)(self.form);
+                (TABLE().close)(self.plugin);
+            }
+        }
+    }
+
+    #[test]
+    fn a_good_form_runs_again_and_again() {
+        let bound = Bound::new("good").expect("binds");
+        let mut facts = FormFacts::default();
+        // SAFETY: a bound handle and a writable out-parameter.
+        unsafe { (FORM.facts)(bound.form, &mut facts) };
+        assert_eq!(facts.packed_bytes, 7);
+        for _ in 0..3 {
+            bound.once().expect("runs");
+        }
+    }
+
+    #[test]
+    fn describe_and_probe_answer_documents() {
+        let (mut out, mut error) = (Bytes::EMPTY, Error::EMPTY);
+        // SAFETY: writable out-parameters; texts outlive the calls; `describe` needs no instance.
+        unsafe {
+            assert_eq!((TABLE().describe)(&mut out, &mut error), STATUS_OK);
+            let described: Description =
+                serde_json::from_slice(&read_bytes(&mut out)).expect("a document");
+            assert_eq!(described, Planted::description());
+            let bound = Bound::new("good").expect("binds");
+            let mut probe = |form: &str, shapes: &str| {
+                let (form, shapes) = (Str::new(form), Str::new(shapes));
+                match (TABLE().probe)(bound.plugin, form, 0, shapes, &mut out, &mut error) {
+                    STATUS_OK => Ok(String::from_utf8(read_bytes(&mut out)).expect("text")),
+                    status => Err(take_error(status, &mut error)),
+                }
+            };
+            let shapes = r#"{"structure":"negate","span":"","rows":[],"dims":{},"variant":{}}"#;
+            assert!(probe("good", shapes)
+                .expect("answers")
+                .contains(r#""probed":true"#));
+            assert!(probe("bad", shapes)
+                .expect("answers")
+                .contains("form_unknown"));
+            assert_eq!(probe("good", "[").expect_err("no document").code, "params");
+        }
+    }
+
+    #[test]
+    fn a_failure_or_a_panic_poisons_and_a_refusal_does_not() {
+        for (form, code, text, poisons) in [
+            ("refuses", "form_band", "planted", false),
+            ("fails", "kernel", "planted", true),
+            ("panics", "panicked", "planted 17", true),
+            ("panics_oddly", "panicked", "a panic without a text", true),
+        ] {
+            let bound = Bound::new(form).expect("binds");
+            let first = bound.once().expect_err("planted");
+            assert_eq!(
+                (first.code.as_str(), first.message.as_str()),
+                (code, text),
+                "{form}"
+            );
+            let second = bound.once().expect_err("planted");
+            let expected = if poisons {
+                STATUS_POISONED
+            } else {
+                STATUS_REFUSED
+            };
+            assert_eq!(second.status, expected, "{form}: {second}");
+            assert!(
+                !poisons || second.message.contains(text),
+                "{form}: {second}"
+            );
+        }
+    }
+
+    #[test]
+    fn panics_elsewhere_stay_inside_too() {
+        let failure = Bound::new("panics_at_bind").err().expect("planted");
+        assert_eq!(
+            (failure.status, failure.message.as_str()),
+            (STATUS_PANICKED, "planted at bind")
+        );
+        assert_eq!(
+            Bound::new("refuses_to_bind").err().expect("planted").code,
+            "envelope"
+        );
+
+        let bound = Bound::new("panics_in_facts").expect("binds");
+        let mut facts = FormFacts {
+            packed_bytes: 1,
+            ..FormFacts::default()
+        };
+        // SAFETY: as above.
+        unsafe { (FORM.facts)(bound.form, &mut facts) };
+        assert_eq!(facts.packed_bytes, 0);
+        assert_eq!(bound.once().expect_err("poisoned").status, STATUS_POISONED);
+
+        let before = DROPPED.load(Ordering::Relaxed);
+        drop(Bound::new("panics_in_drop").expect("binds"));
+        assert!(DROPPED.load(Ordering::Relaxed) > before);
+    }
+
+    #[test]
+    fn a_call_inside_a_call_is_turned_away() {
+        let instance = Instance::new(Box::new(Negate("good".into())));
+        let inner = instance.enter(|_| Ok(instance.enter(|_| Ok(()))));
+        let failure = inner
+            .expect("the outer call runs")
+            .expect_err("the inner one does not");
+        assert_eq!(
+            (failure.status, failure.code.as_str()),
+            (STATUS_INVALID, "overlapping_call")
+        );
+        assert!(
+            instance.enter(|_| Ok(())).is_ok(),
+            "the refused call left the instance alive"
+        );
+    }
+
+    #[test]
+    fn outputs_share_memory_with_nothing_and_inputs_of_a_state_are_closed() {
+        let bound = Bound::new("good").expect("binds");
+        let (mut x, mut y, mut s) = ([1.0, 2.0], [0.0, 0.0], [3.0, 4.0]);
+        let (x, y, s) = (view(&mut x), view(&mut y), view(&mut s));
+        let code = |inputs: &[TensorView], outputs: &[TensorView], states: &[TensorView]| {
+            bound
+                .call(inputs, outputs, states)
+                .err()
+                .map(|failure| failure.code)
+        };
+        let aliased = Some("view_aliased".to_string());
+        assert_eq!(code(&[x], &[x], &[]), aliased);
+        assert_eq!(code(&[x], &[y, y], &[]), aliased);
+        assert_eq!(code(&[x], &[y], &[y]), aliased);
+        assert_eq!(code(&[x], &[y], &[s, s]), aliased);
+        // The second input is a view of the state: the form sees that it cannot read it.
+        assert_eq!(code(&[x, s], &[y], &[s]), None);
+        // A malformed view is named, and none of this poisoned the instance.
+        let bad = TensorView { rank: 9, ..x };
+        assert_eq!(code(&[bad], &[y], &[]), Some("view_rank".to_string()));
+        bound.once().expect("alive");
+    }
+
+    #[test]
+    fn long_lists_keep_their_order() {
+        let mut list = List::new();
+        for i in 0..20 {
+            list.push(i, || 0);
+            assert_eq!(list.as_mut(), (0..=i).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn null_arguments_are_refused() {
+        let mut error = Error::EMPTY;
+        // SAFETY: null is what this test is about.
+        unsafe {
+            let null = std::ptr::null_mut();
+            let status = (FORM.call)(
+                null,
+                &CallCtx::NONE,
+                std::ptr::null(),
+                0,
+                std::ptr::null(),
+                0,
+                std::ptr::null(),
+                0,
+                &mut error,
+            );
+            assert_eq!(take_error(status, &mut error).code, "argument");
+            let mut form = std::ptr::null_mut();
+            let status = (TABLE().bind)(null, std::ptr::null(), &mut form, &mut error);
+            assert_eq!(take_error(status, &mut error).code, "argument");
+            let mut plugin = std::ptr::null_mut();
+            let status = (TABLE().open)(std::ptr::null(), &mut plugin, &mut error);
+            assert_eq!(take_error(status, &mut error).status, STATUS_INVALID);
+            (FORM.release)(null);
+            (TABLE().close)(null);
+        }
+    }
+}

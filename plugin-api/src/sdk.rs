@@ -1,0 +1,97 @@
+//! The safe layer for plugin authors: implement [`Backend`] and [`BoundForm`], export with
+//! [`export_backend!`](crate::export_backend), write no `unsafe`.
+//!
+//! It owns the checks every plugin would otherwise repeat: views become [`Tensor`]s whose slices
+//! are checked for dtype, device, layout, alignment and aliasing; a declaration is compared with
+//! what is asked of it ([`FormDecl::admits`](crate::describe::FormDecl::admits)); statuses and
+//! codes travel as [`Failure`]. It does not own the vtables (see [`crate::door`]) nor any number
+//! format (see [`crate::formats`]).
+//!
+//! Codes this layer answers with, beside a plugin's own: `argument` (a malformed argument),
+//! `params` (a params or shapes document that does not parse), `view_null`, `view_rank`,
+//! `view_dims`, `view_dtype`, `view_absent`, `view_device`, `view_layout`, `view_alignment`,
+//! `view_aliased` (a view that is malformed or not what an accessor promises), `form_unknown`,
+//! `structure_version`, `span_unknown`, `format_no_variant`, `boundary_dtype`, `envelope`,
+//! `form_band` (asked beyond the declaration), `weight_missing`, `statistic_missing`,
+//! `param_missing` (a part of the bind request that is not there), `overlapping_call`, `poisoned`,
+//! `panicked`.
+
+mod failure;
+mod host;
+mod request;
+mod tensor;
+
+pub use failure::Failure;
+pub use host::{Host, Scratch};
+pub use request::BindRequest;
+pub use tensor::{disjoint, Tensor, TensorMut};
+
+use crate::abi::{CallCtx, FormFacts};
+use crate::describe::{Description, ProbeReport, ProbeShapes};
+
+/// A backend: what one plugin library is. Every entry may be called from any thread, one at a time.
+pub trait Backend: Send + Sync + Sized + 'static {
+    /// What it declares: pure data. Called in a throw-away process before anything else; touches no
+    /// device.
+    fn description() -> Description;
+
+    /// Makes the plugin's only instance. `host` is valid for as long as the instance and its forms
+    /// are.
+    fn open(host: Host) -> Result<Self, Failure>;
+
+    /// Whether `form` can run here at `shapes`. The default answers from the declaration alone:
+    /// `probed` for a declared form of `shapes.structure` whose band admits the shapes, else the
+    /// code that says why not. A backend that depends on the machine (CPU features, a driver)
+    /// overrides it and launches once.
+    fn probe(&self, form: &str, device: u32, shapes: &ProbeShapes) -> Result<ProbeReport, Failure> {
+        let _ = device;
+        Ok(match Self::description().form(&shapes.structure, form) {
+            None => ProbeReport {
+                code: Some("form_unknown".into()),
+                reason: Some(format!(
+                    "no form `{form}` of `{}` is declared",
+                    shapes.structure
+                )),
+                ..ProbeReport::default()
+            },
+            Some(decl) => match decl.admits(shapes) {
+                Ok(()) => ProbeReport {
+                    probed: true,
+                    ..ProbeReport::default()
+                },
+                Err(failure) => ProbeReport {
+                    code: Some(failure.code),
+                    reason: Some(failure.message),
+                    ..ProbeReport::default()
+                },
+            },
+        })
+    }
+
+    /// Binds a form: reads and packs the weights, resolves every kernel, sizes every buffer.
+    /// Nothing borrowed from `request` survives it.
+    fn bind(&self, request: &BindRequest<'_>) -> Result<Box<dyn BoundForm>, Failure>;
+}
+
+/// A form bound to one seat: its packed weights and its buffers. Calls on one instance never
+/// overlap (the door answers `overlapping_call` otherwise), so a form declared through this layer
+/// leaves `concurrent` false.
+pub trait BoundForm: Send {
+    /// What it added. Asked once after `bind`.
+    fn facts(&self) -> FormFacts {
+        FormFacts::default()
+    }
+
+    /// Fills `outputs`, updates `states`; order is the bound span's. An absent optional input is an
+    /// absent [`Tensor`]. Outputs and states overlap nothing else; an input that is a view of a
+    /// state refuses to be borrowed as a slice (read it through the state). [`Failure::failed`]
+    /// poisons this instance, [`Failure::refused`] and [`Failure::invalid`] do not; but a
+    /// host gives a seat up at any status other than success, so say no in `bind`, not here.
+    fn call(
+        &mut self,
+        ctx: &CallCtx,
+        inputs: &[Tensor<'_>],
+        outputs: &mut [TensorMut<'_>],
+        states: &mut [TensorMut<'_>],
+    ) -> Result<(), Failure>;
+}
