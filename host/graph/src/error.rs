@@ -1,0 +1,72 @@
+//! Errors of this crate.
+
+/// What can go wrong with a tree, a graph or a run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GraphError {
+    /// The graph breaks its normal form.
+    #[error("graph `{phase}` is malformed at {at}: {what}")]
+    Malformed {
+        /// Phase.
+        phase: String,
+        /// Value or operation.
+        at: String,
+        /// What, expected and found.
+        what: String,
+    },
+    /// A parameter is not there.
+    #[error("parameter `{param}` is missing: {reason}")]
+    MissingParam {
+        /// Which.
+        param: String,
+        /// Why.
+        reason: String,
+    },
+    /// A tensor has another shape or dtype than the graph says.
+    #[error("`{what}`: expected {expected}, found {found}")]
+    Mismatch {
+        /// Which.
+        what: String,
+        /// Expected.
+        expected: String,
+        /// Found.
+        found: String,
+    },
+    /// An operation failed.
+    #[error("{op} at `{at}` failed: {source}")]
+    Kernel {
+        /// Operation.
+        op: String,
+        /// Where.
+        at: String,
+        /// Cause.
+        #[source]
+        source: Box<candle_core::Error>,
+    },
+    /// Operands or attributes do not fit an operation.
+    #[error("{op} at `{at}`: {what}")]
+    Operands {
+        /// Operation.
+        op: String,
+        /// Where (empty when a kernel is called outside a graph).
+        at: String,
+        /// What does not fit: shapes, attribute, expected and found.
+        what: String,
+    },
+    /// A runner of an installed span failed beyond recovery.
+    #[error("span `{name}` failed: {reason}")]
+    Span {
+        /// Which.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// A file of a module tree cannot be read.
+    #[error("{path}: {reason}")]
+    Tree {
+        /// File.
+        path: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+}

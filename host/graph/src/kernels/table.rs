@@ -1,0 +1,98 @@
+//! embedding and rope_table: host-only look-ups.
+
+use candle_core::{DType, Tensor};
+
+use super::read::{tensor, wide, Read};
+use super::{unfit, Outcome};
+
+/// Rows of `w [V,D]` at integer `ids` of any shape.
+pub(super) fn embedding(ids: &Tensor, w: &Tensor) -> Outcome<Tensor> {
+    let w = wide(w)?;
+    if w.rank() != 2 {
+        return unfit(format!("w {:?} is not [V,D]", w.dims()));
+    }
+    let (vocabulary, width) = w.dims2()?;
+    let list = ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+    let read = Read::of(&w);
+    let (data, st) = (read.strided()?, read.strides());
+    let mut out = Vec::with_capacity(list.len() * width);
+    for id in list {
+        if id < 0 || id as usize >= vocabulary {
+            return unfit(format!("id {id} is not in a vocabulary of {vocabulary}"));
+        }
+        let at = id as usize * st[0];
+        if st[1] == 1 {
+            out.extend_from_slice(&data[at..at + width]);
+        } else {
+            out.extend((0..width).map(|i| data[at + i * st[1]]));
+        }
+    }
+    let mut dims = ids.dims().to_vec();
+    dims.push(width);
+    tensor(out, &dims)
+}
+
+/// cos and sin `[.., R/2]` of `positions [..]` times `scaling`. Angles are f32 products, as the reference models form
+/// them: at a large position their rounding is visible in the logits.
+pub(super) fn rope_table(
+    positions: &Tensor,
+    inv_freq: &[f32],
+    scaling: f32,
+) -> Outcome<Vec<Tensor>> {
+    let at = positions
+        .flatten_all()?
+        .to_dtype(DType::F32)?
+        .to_vec1::<f32>()?;
+    let mut cos = Vec::with_capacity(at.len() * inv_freq.len());
+    let mut sin = Vec::with_capacity(at.len() * inv_freq.len());
+    for p in at {
+        for f in inv_freq {
+            let (s, c) = (p * f).sin_cos();
+            cos.push(c * scaling);
+            sin.push(s * scaling);
+        }
+    }
+    let mut dims = positions.dims().to_vec();
+    dims.push(inv_freq.len());
+    Ok(vec![tensor(cos, &dims)?, tensor(sin, &dims)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    #[test]
+    fn rows_by_id() {
+        let d = &Device::Cpu;
+        let w = Tensor::new(&[[1f32, 2.0], [3.0, 4.0], [5.0, 6.0]], d).unwrap();
+        for ids in [
+            Tensor::new(&[[2i64, 0]], d).unwrap(),
+            Tensor::new(&[[2u32, 0]], d).unwrap(),
+        ] {
+            let y = embedding(&ids, &w).unwrap();
+            assert_eq!(y.to_vec3::<f32>().unwrap(), [[[5.0, 6.0], [1.0, 2.0]]]);
+            let turned = w.t().unwrap().contiguous().unwrap().t().unwrap();
+            let y = embedding(&ids, &turned).unwrap();
+            assert_eq!(y.to_vec3::<f32>().unwrap(), [[[5.0, 6.0], [1.0, 2.0]]]);
+        }
+        for bad in [3i64, -1] {
+            let ids = Tensor::new(&[bad], d).unwrap();
+            assert!(embedding(&ids, &w).is_err());
+        }
+    }
+
+    #[test]
+    fn angles() {
+        let p = Tensor::new(&[0i64, 2], &Device::Cpu).unwrap();
+        let t = rope_table(&p, &[1.0, 0.25], 2.0).unwrap();
+        let (c, s) = (
+            t[0].to_vec2::<f32>().unwrap(),
+            t[1].to_vec2::<f32>().unwrap(),
+        );
+        assert_eq!(c[0], [2.0, 2.0]);
+        assert_eq!(s[0], [0.0, 0.0]);
+        assert_eq!(c[1], [2.0 * 2f32.cos(), 2.0 * 0.5f32.cos()]);
+        assert_eq!(s[1], [2.0 * 2f32.sin(), 2.0 * 0.5f32.sin()]);
+    }
+}

@@ -1,0 +1,33 @@
+//! Module trees, dataflow graphs, their candle execution and state regions.
+//!
+//! Owns: the vocabulary of operations, the host-independent description of a model, and the unmodified host path
+//! (`Session`). Does not own: which model families exist (`structures-models`), what a structure is
+//! (`structures-catalog`), who replaces a span of the graph (`structures`).
+
+// A failed unwrap is a failed test.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+#![forbid(unsafe_code)]
+
+pub mod check;
+mod dump;
+pub mod error;
+pub mod graph;
+mod infer;
+pub mod kernels;
+mod kinds;
+pub mod ops;
+mod plan;
+pub mod session;
+mod state;
+pub mod tree;
+
+pub use check::check;
+pub use error::GraphError;
+pub use graph::{
+    Dim, Graph, GraphBuilder, Layout, Op, OpId, Origin, ParamRef, StateRegion, Value, ValueId,
+};
+pub use kernels::{eval, eval_rounded, ActKind};
+pub use kinds::word as activation_word;
+pub use ops::{AttrValue, Attrs, OpKind};
+pub use session::{Install, Observer, ParamSource, Plan, Session, SpanOutcome, SpanRunner, State};
+pub use tree::{Module, ModuleKind, ModuleTree};

@@ -1,0 +1,920 @@
+//! The host path: a graph executed with candle, unmodified, with state regions; and plans that replace spans of
+//! it by somebody else's code.
+//!
+//! A [`Plan`] is a schedule of the same graph: the host plan runs every operation; another plan hands the spans of
+//! its [`Install`]s to their runners, which may decline a call so that the session runs the original operations.
+//! Parameters and state are shared, so switching arms is choosing a plan, and detaching is using the host plan.
+//!
+//! Beside its products a decode step of SmolLM2-135M's sizes (30 layers, 128 positions) costs about 1 ms of 33:
+//! `examples/decode_overhead`, two threads, 0.93 ms at best and 1.3 ms median on a busy machine.
+//!
+//! Owns execution: parameters in memory, the order of steps, when a value is dropped. Does not own arithmetic
+//! (`kernels`), schedules (`plan`), regions (`state`), threads (candle's pool is the process's rayon pool), nor what
+//! stands behind a runner.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use candle_core::{DType, Tensor};
+
+use crate::graph::{Dim, Graph, Layout, OpId, Origin, ParamRef, ValueId};
+use crate::kernels::{Kernel, ReshapeDim};
+use crate::ops::{AttrValue, OpKind};
+use crate::plan::What;
+use crate::GraphError;
+
+pub use crate::plan::Plan;
+pub use crate::state::State;
+
+/// Gives parameters as stored orientation, f32, on the CPU.
+pub trait ParamSource {
+    /// The tensor of a parameter (all rows when `rows` is `None`). The session asks for whole parameters only and
+    /// cuts row ranges itself, so that ranges of one parameter share its memory.
+    fn tensor(&self, param: &ParamRef) -> Result<Tensor, GraphError>;
+}
+
+/// Sees values while a plan runs: the run's inputs and every result that is made. Values inside an installed span
+/// that ran elsewhere are not made, so not seen. A view of a state region shares memory with it: copy what is kept.
+pub trait Observer {
+    /// Whether the value is of interest (asked once a run and value).
+    fn wants(&self, value: ValueId) -> bool;
+    /// Its content at one call.
+    fn see(&mut self, value: ValueId, tensor: &Tensor) -> Result<(), GraphError>;
+}
+
+/// What a runner did with a call.
+#[derive(Debug)]
+pub enum SpanOutcome {
+    /// The outputs, in the order of [`Install::outputs`], with the host's shapes and dtype.
+    Done(Vec<Tensor>),
+    /// Nothing: the session runs the original operations.
+    Host,
+}
+
+/// Executes a span in place of the host's operations.
+pub trait SpanRunner: Send + Sync {
+    /// One call. `inputs` in the order of [`Install::inputs`].
+    fn run(&self, inputs: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError>;
+}
+
+/// A span to be handed to a runner.
+#[derive(Clone)]
+pub struct Install {
+    /// For messages.
+    pub name: String,
+    /// Host operations replaced, convex.
+    pub ops: Vec<OpId>,
+    /// Host values the span reads, in span order; `None` for an absent optional.
+    pub inputs: Vec<Option<ValueId>>,
+    /// Host values it makes.
+    pub outputs: Vec<ValueId>,
+    /// Who runs it.
+    pub runner: Arc<dyn SpanRunner>,
+}
+
+impl std::fmt::Debug for Install {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Install")
+            .field("name", &self.name)
+            .field("ops", &self.ops)
+            .field("inputs", &self.inputs)
+            .field("outputs", &self.outputs)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How the session runs one operation.
+#[derive(Debug)]
+enum Exec {
+    Kernel(Kernel),
+    /// Appends to a region, by index.
+    Append(usize),
+}
+
+/// A graph with its parameters in memory.
+pub struct Session {
+    graph: Arc<Graph>,
+    exec: Vec<Exec>,
+    /// By value: the parameters.
+    params: Vec<Option<Tensor>>,
+    by_ref: HashMap<ParamRef, ValueId>,
+    host: Plan,
+}
+
+/// Values alive during a run, by value id.
+type Env = Vec<Option<Tensor>>;
+
+impl Session {
+    /// Reads every parameter the graph uses. The graph must have passed `check`. A parameter whose shape contradicts the graph is a
+    /// [`GraphError::Mismatch`] that names it.
+    pub fn new(graph: Arc<Graph>, params: &dyn ParamSource) -> Result<Session, GraphError> {
+        let host = Plan::new(graph.clone(), Vec::new())?;
+        let exec = graph
+            .op_ids()
+            .map(|op| prepare(&graph, op))
+            .collect::<Result<_, _>>()?;
+        let mut whole: HashMap<ParamRef, Tensor> = HashMap::new();
+        let mut by_ref = HashMap::new();
+        let mut loaded = vec![None; graph.values.len()];
+        for (i, value) in graph.values.iter().enumerate() {
+            let Origin::Param { param, .. } = &value.origin else {
+                continue;
+            };
+            let all = ParamRef {
+                rows: None,
+                ..param.clone()
+            };
+            let stored = match whole.get(&all) {
+                Some(t) => t.clone(),
+                None => {
+                    let t = params.tensor(&all)?;
+                    let t = t.to_dtype(DType::F32).map_err(|e| at_param(param, e))?;
+                    whole.insert(all, t.clone());
+                    t
+                }
+            };
+            loaded[i] = Some(cut(param, &value.dims, stored)?);
+            by_ref.insert(param.clone(), ValueId(i));
+        }
+        Ok(Session {
+            graph,
+            exec,
+            params: loaded,
+            by_ref,
+            host,
+        })
+    }
+
+    /// The graph.
+    pub fn graph(&self) -> &Arc<Graph> {
+        &self.graph
+    }
+
+    /// A parameter of the graph, f32, as stored.
+    pub fn param(&self, param: &ParamRef) -> Option<&Tensor> {
+        self.by_ref.get(param).and_then(|v| self.value_tensor(*v))
+    }
+
+    /// The tensor of a value that is a parameter.
+    pub fn value_tensor(&self, value: ValueId) -> Option<&Tensor> {
+        self.params.get(value.0).and_then(Option::as_ref)
+    }
+
+    /// Empty regions for `batch` rows; `capacity_hint` positions are allocated at the first append.
+    pub fn new_state(&self, batch: usize, capacity_hint: usize) -> State {
+        State::new(&self.graph.states, batch, capacity_hint)
+    }
+
+    /// The plan in which the host runs everything.
+    pub fn host_plan(&self) -> Plan {
+        self.host.clone()
+    }
+
+    /// A plan that hands spans to runners. Refused with [`GraphError::Span`] when spans overlap, are not convex,
+    /// depend on each other, write a state region, or when inputs and outputs do not cover their edges.
+    pub fn plan(&self, installs: Vec<Install>) -> Result<Plan, GraphError> {
+        Plan::new(self.graph.clone(), installs)
+    }
+
+    /// One run: graph outputs in order. `inputs` in the order of [`Graph::inputs`]. The state advances only when the
+    /// run succeeds.
+    pub fn run(
+        &self,
+        plan: &Plan,
+        inputs: &[Tensor],
+        state: &mut State,
+        mut observer: Option<&mut dyn Observer>,
+    ) -> Result<Vec<Tensor>, GraphError> {
+        if !Arc::ptr_eq(&plan.graph, &self.graph) {
+            return Err(GraphError::Malformed {
+                phase: self.graph.phase.clone(),
+                at: "plan".into(),
+                what: "was made by another session".into(),
+            });
+        }
+        let symbols = self.bind_inputs(inputs, state)?;
+        let mut env: Env = vec![None; self.graph.values.len()];
+        for (v, t) in self.graph.inputs.iter().zip(inputs) {
+            self.put(&mut env, *v, t.clone(), &mut observer)?;
+        }
+        state.begin();
+        for step in &plan.steps {
+            match &step.what {
+                What::Op(op) => self.run_op(*op, &mut env, state, &mut observer)?,
+                What::Span { install, ops } => {
+                    let install = &plan.installs[*install];
+                    match self.run_span(install, &env, &symbols)? {
+                        Some(outputs) => {
+                            for (v, t) in install.outputs.iter().zip(outputs) {
+                                self.put(&mut env, *v, t, &mut observer)?;
+                            }
+                        }
+                        None => {
+                            for op in ops {
+                                self.run_op(*op, &mut env, state, &mut observer)?;
+                            }
+                        }
+                    }
+                }
+            }
+            for v in &step.drop {
+                env[v.0] = None;
+            }
+        }
+        let outputs = self
+            .graph
+            .outputs
+            .iter()
+            .map(
+                |(name, v)| match env[v.0].as_ref().or(self.params[v.0].as_ref()) {
+                    Some(t) => Ok(t.clone()),
+                    None => Err(self.malformed(name, "is an output that no operation made")),
+                },
+            )
+            .collect::<Result<Vec<_>, _>>()?;
+        state.commit()?;
+        Ok(outputs)
+    }
+
+    fn run_op(
+        &self,
+        id: OpId,
+        env: &mut Env,
+        state: &mut State,
+        observer: &mut Option<&mut dyn Observer>,
+    ) -> Result<(), GraphError> {
+        let op = self.graph.op(id);
+        let at = || match op.outputs.first() {
+            Some(v) => self.graph.value(*v).name.as_str(),
+            None => op.module.as_str(),
+        };
+        let results = match &self.exec[id.0] {
+            Exec::Kernel(k) => {
+                let inputs = self.gather(&op.inputs, env)?;
+                k.run(&inputs, None).map_err(|f| f.at(op.kind, at()))?
+            }
+            Exec::Append(region) => {
+                let inputs = self.gather(&op.inputs[..1], env)?;
+                let Some(Some(x)) = inputs.first() else {
+                    return Err(self.malformed(at(), "appends nothing"));
+                };
+                vec![state.append(*region, x).map_err(|f| f.at(op.kind, at()))?]
+            }
+        };
+        if results.len() != op.outputs.len() {
+            let what = format!(
+                "has {} results in the graph, its kernel makes {}",
+                op.outputs.len(),
+                results.len()
+            );
+            return Err(self.malformed(at(), &what));
+        }
+        for (v, t) in op.outputs.iter().zip(results) {
+            self.put(env, *v, t, observer)?;
+        }
+        Ok(())
+    }
+
+    /// What the runner made, or `None` when it declined.
+    fn run_span(
+        &self,
+        install: &Install,
+        env: &Env,
+        symbols: &HashMap<&str, usize>,
+    ) -> Result<Option<Vec<Tensor>>, GraphError> {
+        let inputs = self.gather(&install.inputs, env)?;
+        let SpanOutcome::Done(outputs) = install.runner.run(&inputs)? else {
+            return Ok(None);
+        };
+        let wrong = |reason: String| GraphError::Span {
+            name: install.name.clone(),
+            reason,
+        };
+        if outputs.len() != install.outputs.len() {
+            return Err(wrong(format!(
+                "its runner made {} outputs, {} are declared",
+                outputs.len(),
+                install.outputs.len()
+            )));
+        }
+        for (v, t) in install.outputs.iter().zip(&outputs) {
+            let value = self.graph.value(*v);
+            let fits = t.dtype() == DType::F32
+                && t.rank() == value.dims.len()
+                && value.dims.iter().zip(t.dims()).all(|(d, n)| match d {
+                    Dim::Size(s) => s == n,
+                    Dim::Symbol(s) => symbols.get(s.as_str()).is_none_or(|s| s == n),
+                });
+            if !fits {
+                return Err(wrong(format!(
+                    "output `{}` must be f32 [{}], its runner made {:?} {:?}",
+                    value.name,
+                    listed(&value.dims),
+                    t.dtype(),
+                    t.dims()
+                )));
+            }
+        }
+        Ok(Some(outputs))
+    }
+
+    fn gather(
+        &self,
+        from: &[Option<ValueId>],
+        env: &Env,
+    ) -> Result<Vec<Option<Tensor>>, GraphError> {
+        from.iter()
+            .map(|v| match v {
+                None => Ok(None),
+                Some(v) => match env[v.0].as_ref().or(self.params[v.0].as_ref()) {
+                    Some(t) => Ok(Some(t.clone())),
+                    None => {
+                        let name = &self.graph.value(*v).name;
+                        Err(self.malformed(name, "is read before it is made; run `check`"))
+                    }
+                },
+            })
+            .collect()
+    }
+
+    fn put(
+        &self,
+        env: &mut Env,
+        v: ValueId,
+        t: Tensor,
+        observer: &mut Option<&mut dyn Observer>,
+    ) -> Result<(), GraphError> {
+        if let Some(o) = observer {
+            if o.wants(v) {
+                o.see(v, &t)?;
+            }
+        }
+        env[v.0] = Some(t);
+        Ok(())
+    }
+
+    /// Checks the inputs against the declared dims; gives what the symbols are.
+    fn bind_inputs(
+        &self,
+        inputs: &[Tensor],
+        state: &State,
+    ) -> Result<HashMap<&str, usize>, GraphError> {
+        let declared = &self.graph.inputs;
+        if inputs.len() != declared.len() {
+            return Err(GraphError::Mismatch {
+                what: format!("inputs of `{}`", self.graph.phase),
+                expected: format!("{} tensors", declared.len()),
+                found: inputs.len().to_string(),
+            });
+        }
+        let mut symbols = HashMap::new();
+        if !self.graph.states.is_empty() {
+            symbols.insert("B", state.batch());
+        }
+        for (v, t) in declared.iter().zip(inputs) {
+            let value = self.graph.value(*v);
+            let fits = t.rank() == value.dims.len()
+                && value.dims.iter().zip(t.dims()).all(|(d, n)| match d {
+                    Dim::Size(s) => s == n,
+                    Dim::Symbol(s) => *symbols.entry(s.as_str()).or_insert(*n) == *n,
+                });
+            if !fits {
+                let mut solved: Vec<String> =
+                    symbols.iter().map(|(k, v)| format!("{k} = {v}")).collect();
+                solved.sort();
+                return Err(GraphError::Mismatch {
+                    what: format!("input `{}`", value.name),
+                    expected: format!("[{}] with {}", listed(&value.dims), solved.join(", ")),
+                    found: format!("{:?}", t.dims()),
+                });
+            }
+        }
+        Ok(symbols)
+    }
+
+    fn malformed(&self, at: &str, what: &str) -> GraphError {
+        GraphError::Malformed {
+            phase: self.graph.phase.clone(),
+            at: at.into(),
+            what: what.into(),
+        }
+    }
+}
+
+fn listed(dims: &[Dim]) -> String {
+    let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
+    dims.join(",")
+}
+
+fn at_param(param: &ParamRef, e: candle_core::Error) -> GraphError {
+    GraphError::Kernel {
+        op: "parameter".into(),
+        at: param.to_string(),
+        source: Box::new(e),
+    }
+}
+
+/// The rows the reference names, with the dims the graph declares.
+fn cut(param: &ParamRef, dims: &[Dim], stored: Tensor) -> Result<Tensor, GraphError> {
+    let mismatch = |found: String| GraphError::Mismatch {
+        what: format!("parameter `{param}`"),
+        expected: format!("[{}]", listed(dims)),
+        found,
+    };
+    let t = match param.rows {
+        None => stored,
+        Some((from, to)) => {
+            let rows = stored.dims().first().copied().unwrap_or(0);
+            if from >= to || to > rows {
+                let found = format!("rows {from}..{to} of a stored tensor {:?}", stored.dims());
+                return Err(mismatch(found));
+            }
+            stored
+                .narrow(0, from, to - from)
+                .map_err(|e| at_param(param, e))?
+        }
+    };
+    let fits =
+        t.rank() == dims.len() && dims.iter().zip(t.dims()).all(|(d, n)| *d == Dim::Size(*n));
+    if fits {
+        Ok(t)
+    } else {
+        Err(mismatch(format!("{:?}", t.dims())))
+    }
+}
+
+fn prepare(graph: &Graph, id: OpId) -> Result<Exec, GraphError> {
+    let op = graph.op(id);
+    let at = || match op.outputs.first() {
+        Some(v) => graph.value(*v).name.clone(),
+        None => op.module.clone(),
+    };
+    if op.kind == OpKind::KvAppend {
+        let region = match op.inputs.get(1) {
+            Some(Some(v)) => &graph.value(*v).origin,
+            _ => &Origin::Input,
+        };
+        return match region {
+            Origin::State(i) => Ok(Exec::Append(*i)),
+            _ => Err(GraphError::Malformed {
+                phase: graph.phase.clone(),
+                at: at(),
+                what: "kv_append needs a state region as its second operand".into(),
+            }),
+        };
+    }
+    let layout = match op.inputs.get(1) {
+        Some(Some(v)) => graph.param(*v).map_or(Layout::InOut, |(_, l)| l),
+        _ => Layout::InOut,
+    };
+    let mut kernel =
+        Kernel::prepare(op.kind, &op.attrs, layout).map_err(|f| f.at(op.kind, &at()))?;
+    if let (Kernel::Reshape(dims), Some(AttrValue::List(words)), Some(Some(x))) =
+        (&mut kernel, op.attrs.get("dims"), op.inputs.first())
+    {
+        resolve_symbols(dims, words, &graph.value(*x).dims);
+    }
+    Ok(Exec::Kernel(kernel))
+}
+
+/// A symbol in a reshape's dims is the axis of the operand that is declared with it; where none is, what is left.
+fn resolve_symbols(dims: &mut [ReshapeDim], words: &[AttrValue], operand: &[Dim]) {
+    for (dim, word) in dims.iter_mut().zip(words) {
+        if let AttrValue::Word(w) = word {
+            let axis = operand
+                .iter()
+                .position(|d| matches!(d, Dim::Symbol(s) if s == w));
+            *dim = axis.map_or(ReshapeDim::Rest, ReshapeDim::Axis);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{GraphBuilder, StateRegion};
+    use candle_core::Device;
+    use std::sync::Mutex;
+
+    /// Random parameters by name, made on demand.
+    struct Random;
+    impl ParamSource for Random {
+        fn tensor(&self, param: &ParamRef) -> Result<Tensor, GraphError> {
+            let dims: &[usize] = match param.path.as_str() {
+                "embed" => &[11, 8],
+                "norm" => &[8],
+                "qkv" => &[16, 8],
+                _ => &[8, 8],
+            };
+            let seed: u32 = param.to_string().bytes().map(u32::from).sum();
+            Ok(random(dims, seed))
+        }
+    }
+
+    fn random(dims: &[usize], seed: u32) -> Tensor {
+        let mut s = seed;
+        let data: Vec<f32> = (0..dims.iter().product())
+            .map(|_| {
+                s = s.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                ((s >> 8) as f32 / (1u32 << 23) as f32 - 1.0) * 0.5
+            })
+            .collect();
+        Tensor::from_vec(data, dims, &Device::Cpu).unwrap()
+    }
+
+    /// embed -> norm -> q (2 heads of 4), k and v (1 head) from one parameter -> rope -> KV -> attention -> o -> add.
+    fn decoder() -> Arc<Graph> {
+        let mut b = GraphBuilder::new("decode");
+        let (bt, s) = (["B", "T"], |n: &str| Dim::Symbol(n.into()));
+        let dims = |tail: &[usize]| -> Vec<Dim> {
+            bt.iter()
+                .map(|n| s(n))
+                .chain(tail.iter().map(|n| Dim::Size(*n)))
+                .collect()
+        };
+        let heads = |h: usize, t: &str| vec![s("B"), Dim::Size(h), s(t), Dim::Size(4)];
+        let p = |path: &str, rows| ParamRef {
+            path: path.into(),
+            name: "weight".into(),
+            rows,
+        };
+        let ids = b.input("ids", dims(&[]));
+        let pos = b.input("positions", vec![s("T")]);
+        let w = b.param(p("embed", None), &[11, 8], Layout::OutIn);
+        let x = b.op(
+            OpKind::Embedding,
+            "embed",
+            "x",
+            &[Some(ids), Some(w)],
+            &[],
+            dims(&[8]),
+        );
+        let freqs = AttrValue::List(vec![AttrValue::Float(1.0), AttrValue::Float(0.1)]);
+        let table = vec![s("T"), Dim::Size(2)];
+        let t = b.ops(
+            OpKind::RopeTable,
+            "rotary",
+            &[Some(pos)],
+            &[("inv_freq", freqs)],
+            vec![("cos", table.clone()), ("sin", table)],
+        );
+        let w = b.param(p("norm", None), &[8], Layout::InOut);
+        let eps = [("eps", AttrValue::Float(1e-5))];
+        let n = b.op(
+            OpKind::RmsNorm,
+            "norm",
+            "n",
+            &[Some(x), Some(w)],
+            &eps,
+            dims(&[8]),
+        );
+        let mut parts = Vec::new();
+        for (name, rows, h) in [("q", (0, 8), 2), ("k", (8, 12), 1), ("v", (12, 16), 1)] {
+            let w = b.param(p("qkv", Some(rows)), &[rows.1 - rows.0, 8], Layout::OutIn);
+            let y = b.op(
+                OpKind::Linear,
+                "qkv",
+                name,
+                &[Some(n), Some(w)],
+                &[],
+                dims(&[4 * h]),
+            );
+            let shape = ["B", "T"].map(|n| AttrValue::Word(n.into())).into_iter();
+            let shape = shape
+                .chain([AttrValue::Int(h as i64), AttrValue::Int(4)])
+                .collect();
+            let shape = [("dims", AttrValue::List(shape))];
+            let mut y = b.op(
+                OpKind::Reshape,
+                "qkv",
+                name,
+                &[Some(y)],
+                &shape,
+                dims(&[h, 4]),
+            );
+            if name != "v" {
+                let operands = [Some(y), Some(t[0]), Some(t[1])];
+                y = b.op(OpKind::Rope, "rotary", name, &operands, &[], dims(&[h, 4]));
+            }
+            let perm = AttrValue::List([0, 2, 1, 3].map(AttrValue::Int).to_vec());
+            y = b.op(
+                OpKind::Transpose,
+                "attn",
+                name,
+                &[Some(y)],
+                &[("perm", perm)],
+                heads(h, "T"),
+            );
+            if name != "q" {
+                let region = b.state(StateRegion {
+                    name: format!("attn.{name}_cache"),
+                    heads: 1,
+                    width: 4,
+                });
+                y = b.op(
+                    OpKind::KvAppend,
+                    "attn",
+                    name,
+                    &[Some(y), Some(region)],
+                    &[],
+                    heads(1, "S"),
+                );
+            }
+            parts.push(Some(y));
+        }
+        let causal = [("causal", AttrValue::Flag(true))];
+        let a = b.op(
+            OpKind::Attention,
+            "attn",
+            "a",
+            &parts,
+            &causal,
+            dims(&[2, 4]),
+        );
+        let shape = ["B", "T"].map(|n| AttrValue::Word(n.into())).into_iter();
+        let shape = AttrValue::List(shape.chain([AttrValue::Int(8)]).collect());
+        let a = b.op(
+            OpKind::Reshape,
+            "attn",
+            "flat",
+            &[Some(a)],
+            &[("dims", shape)],
+            dims(&[8]),
+        );
+        let w = b.param(p("o", None), &[8, 8], Layout::OutIn);
+        let o = b.op(
+            OpKind::Linear,
+            "o",
+            "o",
+            &[Some(a), Some(w)],
+            &[],
+            dims(&[8]),
+        );
+        let y = b.op(OpKind::Add, "", "y", &[Some(x), Some(o)], &[], dims(&[8]));
+        b.output("y", y);
+        Arc::new(b.finish())
+    }
+
+    fn inputs(from: i64, n: i64) -> [Tensor; 2] {
+        let ids: Vec<i64> = (from..from + n).map(|i| (i * 7 + 3) % 11).collect();
+        let pos: Vec<i64> = (from..from + n).collect();
+        let n = n as usize;
+        [
+            Tensor::from_vec(ids, (1, n), &Device::Cpu).unwrap(),
+            Tensor::from_vec(pos, n, &Device::Cpu).unwrap(),
+        ]
+    }
+
+    fn flat(t: &Tensor) -> Vec<f32> {
+        t.flatten_all().unwrap().to_vec1::<f32>().unwrap()
+    }
+
+    fn session() -> Session {
+        Session::new(decoder(), &Random).unwrap()
+    }
+
+    #[test]
+    fn the_test_graph_is_in_normal_form() {
+        crate::check(&decoder()).unwrap();
+    }
+
+    #[test]
+    fn prefill_equals_single_steps() {
+        let s = session();
+        let plan = s.host_plan();
+        let mut state = s.new_state(1, 0);
+        let whole = s.run(&plan, &inputs(0, 5), &mut state, None).unwrap();
+        assert_eq!(state.len(), 5);
+        let mut steps = s.new_state(1, 2);
+        let mut rows = Vec::new();
+        for i in 0..5 {
+            let y = s.run(&plan, &inputs(i, 1), &mut steps, None).unwrap();
+            rows.extend(flat(&y[0]));
+        }
+        for (a, b) in flat(&whole[0]).iter().zip(&rows) {
+            assert!((a - b).abs() < 1e-6, "{a} is not {b}");
+        }
+        // From a copied and from a truncated state the next step is bit-identical.
+        let mut copy = state.clone_deep().unwrap();
+        let next = |st: &mut State| flat(&s.run(&plan, &inputs(5, 1), st, None).unwrap()[0]);
+        let a = next(&mut state);
+        assert_eq!(a, next(&mut copy));
+        state.truncate(5).unwrap();
+        assert_eq!(a, next(&mut state));
+        // What came before matters.
+        assert_ne!(a, next(&mut s.new_state(1, 0)));
+    }
+
+    struct Runner<F>(F);
+    impl<F> SpanRunner for Runner<F>
+    where
+        F: Fn(&[Option<Tensor>]) -> Result<SpanOutcome, GraphError> + Send + Sync,
+    {
+        fn run(&self, inputs: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
+            (self.0)(inputs)
+        }
+    }
+
+    fn out_projection<F>(s: &Session, f: F) -> Install
+    where
+        F: Fn(&[Option<Tensor>]) -> Result<SpanOutcome, GraphError> + Send + Sync + 'static,
+    {
+        let g = s.graph();
+        let v = |n: &str| g.value_named(n).unwrap();
+        Install {
+            name: "o".into(),
+            ops: ["o.o", "y"].map(|n| g.producer(v(n)).unwrap().0).to_vec(),
+            inputs: vec![Some(v("embed.x")), None, Some(v("attn.flat"))],
+            outputs: vec![v("y")],
+            runner: Arc::new(Runner(f)),
+        }
+    }
+
+    struct Seen(Vec<(ValueId, Vec<f32>)>, Vec<ValueId>);
+    impl Observer for Seen {
+        fn wants(&self, value: ValueId) -> bool {
+            self.1.contains(&value)
+        }
+        fn see(&mut self, value: ValueId, tensor: &Tensor) -> Result<(), GraphError> {
+            self.0.push((value, flat(tensor)));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_runner_that_declines_changes_no_bit() {
+        let s = session();
+        let host = s
+            .run(&s.host_plan(), &inputs(0, 5), &mut s.new_state(1, 0), None)
+            .unwrap();
+        let calls = Arc::new(Mutex::new(0));
+        let count = calls.clone();
+        let install = out_projection(&s, move |inputs| {
+            assert!(inputs.len() == 3 && inputs[1].is_none());
+            *count.lock().unwrap() += 1;
+            Ok(SpanOutcome::Host)
+        });
+        let plan = s.plan(vec![install]).unwrap();
+        let wanted = ["ids", "o.o", "y"].map(|n| s.graph().value_named(n).unwrap());
+        let mut seen = Seen(Vec::new(), wanted.to_vec());
+        let mut state = s.new_state(1, 0);
+        // ids are integers, so the observer of this test must not ask for them.
+        seen.1.remove(0);
+        let y = s
+            .run(&plan, &inputs(0, 5), &mut state, Some(&mut seen))
+            .unwrap();
+        assert_eq!(flat(&y[0]), flat(&host[0]));
+        assert_eq!(*calls.lock().unwrap(), 1);
+        assert_eq!(seen.0.len(), 2);
+        assert_eq!(seen.0[1], (wanted[2], flat(&host[0])));
+    }
+
+    #[test]
+    fn a_runner_that_answers_is_believed_and_its_interior_is_not_seen() {
+        let s = session();
+        let plan = s
+            .plan(vec![out_projection(&s, |inputs| {
+                let x = inputs[0].as_ref().unwrap();
+                Ok(SpanOutcome::Done(vec![x.ones_like().unwrap()]))
+            })])
+            .unwrap();
+        let mut seen = Seen(Vec::new(), vec![s.graph().value_named("o.o").unwrap()]);
+        let mut state = s.new_state(1, 0);
+        let y = s
+            .run(&plan, &inputs(0, 2), &mut state, Some(&mut seen))
+            .unwrap();
+        assert_eq!(flat(&y[0]), vec![1.0; 16]);
+        assert!(seen.0.is_empty());
+    }
+
+    #[test]
+    fn outputs_of_another_shape_or_dtype_or_count_are_an_error() {
+        let s = session();
+        let bad: [fn(&Tensor) -> Vec<Tensor>; 4] = [
+            |x| vec![x.narrow(2, 0, 4).unwrap()],
+            |x| vec![x.narrow(1, 0, 1).unwrap()],
+            |x| vec![x.to_dtype(DType::BF16).unwrap()],
+            |_| vec![],
+        ];
+        for make in bad {
+            let install = out_projection(&s, move |inputs| {
+                Ok(SpanOutcome::Done(make(inputs[0].as_ref().unwrap())))
+            });
+            let plan = s.plan(vec![install]).unwrap();
+            let mut state = s.new_state(1, 0);
+            let e = s.run(&plan, &inputs(0, 2), &mut state, None).unwrap_err();
+            assert!(matches!(e, GraphError::Span { .. }), "{e}");
+            assert_eq!(state.len(), 0, "a failed run does not advance the state");
+        }
+    }
+
+    #[test]
+    fn a_span_that_writes_state_is_refused() {
+        let s = session();
+        let g = s.graph();
+        let v = |n: &str| g.value_named(n).unwrap();
+        let append = g
+            .op_ids()
+            .find(|o| g.op(*o).kind == OpKind::KvAppend)
+            .unwrap();
+        let install = Install {
+            name: "cache".into(),
+            ops: vec![append],
+            inputs: g.op(append).inputs[..1].to_vec(),
+            outputs: g.op(append).outputs.clone(),
+            runner: Arc::new(Runner(|_: &[Option<Tensor>]| Ok(SpanOutcome::Host))),
+        };
+        let e = s.plan(vec![install]).unwrap_err();
+        assert!(e.to_string().contains("state region"), "{e}");
+        assert_eq!(v("y"), g.outputs[0].1);
+    }
+
+    #[test]
+    fn ranges_of_one_parameter_share_its_memory() {
+        let s = session();
+        let p = |rows| ParamRef {
+            path: "qkv".into(),
+            name: "weight".into(),
+            rows,
+        };
+        assert_eq!(s.param(&p(Some((8, 12)))).unwrap().dims(), [4, 8]);
+        assert!(
+            s.param(&p(None)).is_none(),
+            "the graph does not use it whole"
+        );
+        let all = Random.tensor(&p(None)).unwrap();
+        let want = flat(&all.narrow(0, 8, 4).unwrap());
+        assert_eq!(flat(s.param(&p(Some((8, 12)))).unwrap()), want);
+    }
+
+    #[test]
+    fn a_parameter_of_another_shape_is_named() {
+        struct Wrong;
+        impl ParamSource for Wrong {
+            fn tensor(&self, param: &ParamRef) -> Result<Tensor, GraphError> {
+                if param.path == "qkv" {
+                    return Ok(random(&[15, 8], 1));
+                }
+                Random.tensor(param)
+            }
+        }
+        match Session::new(decoder(), &Wrong).err().unwrap() {
+            GraphError::Mismatch {
+                what,
+                expected,
+                found,
+            } => {
+                assert!(what.contains("qkv.weight[12..16]"), "{what}");
+                assert!(
+                    expected == "[4,8]" && found.contains("[15, 8]"),
+                    "{expected} {found}"
+                );
+            }
+            e => panic!("{e}"),
+        }
+    }
+
+    #[test]
+    fn a_whole_parameter_of_another_shape_is_named() {
+        struct Wrong;
+        impl ParamSource for Wrong {
+            fn tensor(&self, param: &ParamRef) -> Result<Tensor, GraphError> {
+                match param.path.as_str() {
+                    "o" => Ok(random(&[8, 7], 1)),
+                    _ => Random.tensor(param),
+                }
+            }
+        }
+        let e = Session::new(decoder(), &Wrong).err().unwrap().to_string();
+        assert!(
+            e.contains("o.weight") && e.contains("[8,8]") && e.contains("[8, 7]"),
+            "{e}"
+        );
+    }
+
+    #[test]
+    fn wrong_inputs_are_named() {
+        let s = session();
+        let plan = s.host_plan();
+        let mut state = s.new_state(1, 0);
+        let [ids, pos] = inputs(0, 3);
+        let longer = &inputs(0, 4)[1];
+        for bad in [
+            vec![ids.clone()],
+            vec![ids.clone(), longer.clone()],
+            vec![pos.clone(), pos],
+        ] {
+            let e = s.run(&plan, &bad, &mut state, None).unwrap_err();
+            assert!(matches!(e, GraphError::Mismatch { .. }), "{e}");
+        }
+        let e = s
+            .run(&plan, &inputs(0, 3), &mut s.new_state(2, 0), None)
+            .unwrap_err();
+        assert!(e.to_string().contains("B = 2"), "{e}");
+        let other = session();
+        let e = s
+            .run(&other.host_plan(), &inputs(0, 3), &mut state, None)
+            .unwrap_err();
+        assert!(e.to_string().contains("another session"), "{e}");
+    }
+}
