@@ -1,0 +1,24 @@
+//! The entries that ship with the crate, listed at build time from the directories beside it.
+
+use crate::reference::ReferenceFn;
+
+/// A document and its native reference.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// Directory it is stored under.
+    pub stored: &'static str,
+    /// For messages.
+    pub file: &'static str,
+    /// The document.
+    pub text: &'static str,
+    /// Native reference.
+    pub reference: Option<ReferenceFn>,
+}
+
+mod list {
+    use super::Entry;
+
+    include!(concat!(env!("OUT_DIR"), "/entries.rs"));
+}
+
+pub(crate) use list::{ENTRIES, RETIRED};

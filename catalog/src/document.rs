@@ -1,0 +1,502 @@
+//! One YAML document with positions: values from `serde_yaml`, places from an event parser.
+//!
+//! A document is at most 1 MB, has no anchors, aliases or tags, no duplicate keys and no second document. A
+//! [`Node`] knows its path and its place, so every message can say file, line and column.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use saphyr_parser::{Event, Parser, ScalarStyle};
+use serde_yaml::Value;
+
+use crate::error::{CatalogError, Place};
+
+/// Largest document, bytes.
+pub const MAX_BYTES: u64 = 1 << 20;
+const MAX_DEPTH: usize = 64;
+const SEP: char = '\u{1f}';
+
+/// A parsed document.
+#[derive(Debug)]
+pub struct Document {
+    file: String,
+    root: Value,
+    // Path -> line and column of the value, and of the key it stands under.
+    values: HashMap<String, (usize, usize)>,
+    keys: HashMap<String, (usize, usize)>,
+}
+
+/// The text of a file, if it is small enough and UTF-8.
+pub fn read(path: &Path) -> Result<String, CatalogError> {
+    let io = |reason: String| CatalogError::Io {
+        path: path.display().to_string(),
+        reason,
+    };
+    let size = std::fs::metadata(path)
+        .map_err(|e| io(e.to_string()))?
+        .len();
+    if size > MAX_BYTES {
+        return Err(io(format!("{size} bytes, expected at most {MAX_BYTES}")));
+    }
+    let bytes = std::fs::read(path).map_err(|e| io(e.to_string()))?;
+    String::from_utf8(bytes).map_err(|e| io(format!("not UTF-8: {e}")))
+}
+
+impl Document {
+    /// Parses one document.
+    pub fn parse(file: &str, text: &str) -> Result<Document, CatalogError> {
+        let mut doc = Document {
+            file: file.into(),
+            root: Value::Null,
+            values: HashMap::new(),
+            keys: HashMap::new(),
+        };
+        if text.len() as u64 > MAX_BYTES {
+            let what = format!("{} bytes, expected at most {MAX_BYTES}", text.len());
+            return Err(doc.fail((1, 1), "document", what));
+        }
+        doc.index(text)?;
+        doc.root = serde_yaml::from_str(text).map_err(|e| {
+            let at = e.location().map_or((1, 1), |l| (l.line(), l.column()));
+            doc.fail(at, "document", e.to_string())
+        })?;
+        Ok(doc)
+    }
+
+    /// The outermost value.
+    pub fn root(&self) -> Node<'_> {
+        Node {
+            doc: self,
+            value: &self.root,
+            path: String::new(),
+        }
+    }
+
+    fn place(&self, (line, column): (usize, usize)) -> Place {
+        Place {
+            file: self.file.clone(),
+            line,
+            column,
+        }
+    }
+
+    fn fail(&self, at: (usize, usize), path: &str, what: String) -> CatalogError {
+        CatalogError::Invalid {
+            at: self.place(at),
+            path: show(path),
+            what,
+        }
+    }
+
+    fn index(&mut self, text: &str) -> Result<(), CatalogError> {
+        let mut stack: Vec<Frame> = Vec::new();
+        let mut documents = 0;
+        for event in Parser::new_from_str(text) {
+            let (event, span) = event.map_err(|e| {
+                let at = (e.marker().line(), e.marker().col() + 1);
+                self.fail(at, "document", e.info().to_string())
+            })?;
+            let at = (span.start.line(), span.start.col() + 1);
+            let here = stack.last().map_or(String::new(), Frame::child);
+            match event {
+                Event::DocumentStart(_) => {
+                    documents += 1;
+                    if documents > 1 {
+                        return Err(self.fail(at, "document", "a second document begins".into()));
+                    }
+                }
+                Event::Alias(_) => {
+                    return Err(self.fail(at, &here, "aliases are not allowed".into()))
+                }
+                Event::Scalar(_, _, anchor, ref tag) if anchor != 0 || tag.is_some() => {
+                    return Err(self.fail(at, &here, "anchors and tags are not allowed".into()))
+                }
+                Event::SequenceStart(anchor, ref tag) | Event::MappingStart(anchor, ref tag)
+                    if anchor != 0 || tag.is_some() =>
+                {
+                    return Err(self.fail(at, &here, "anchors and tags are not allowed".into()))
+                }
+                Event::Scalar(text, style, ..) => {
+                    if let Some(Frame::Map { path, key, .. }) = stack.last_mut() {
+                        if key.is_none() {
+                            let full = join(path, &text);
+                            if self.keys.insert(full.clone(), at).is_some() {
+                                let what = "this key stands here twice".to_string();
+                                return Err(self.fail(at, &full, what));
+                            }
+                            *key = Some(text.to_string());
+                            continue;
+                        }
+                    }
+                    // An empty value has no extent; its key is a better place.
+                    let empty = text == "~" && style == ScalarStyle::Plain && span.is_empty();
+                    let at = match (empty, self.keys.get(&here)) {
+                        (true, Some(key)) => *key,
+                        _ => at,
+                    };
+                    self.values.insert(here, at);
+                    stack.iter_mut().last().into_iter().for_each(Frame::advance);
+                }
+                Event::SequenceStart(..) | Event::MappingStart(..) => {
+                    if matches!(stack.last(), Some(Frame::Map { key: None, .. })) {
+                        return Err(self.fail(at, &here, "a key must be a plain word".into()));
+                    }
+                    if stack.len() >= MAX_DEPTH {
+                        let what = format!("nested deeper than {MAX_DEPTH} levels");
+                        return Err(self.fail(at, &here, what));
+                    }
+                    self.values.insert(here.clone(), at);
+                    stack.push(match event {
+                        Event::SequenceStart(..) => Frame::List {
+                            path: here,
+                            index: 0,
+                        },
+                        _ => Frame::Map {
+                            path: here,
+                            key: None,
+                        },
+                    });
+                }
+                Event::SequenceEnd | Event::MappingEnd => {
+                    stack.pop();
+                    stack.iter_mut().last().into_iter().for_each(Frame::advance);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+enum Frame {
+    Map { path: String, key: Option<String> },
+    List { path: String, index: usize },
+}
+
+impl Frame {
+    fn child(&self) -> String {
+        match self {
+            Frame::Map { path, key } => join(path, key.as_deref().unwrap_or("")),
+            Frame::List { path, index } => join(path, &format!("[{index}]")),
+        }
+    }
+
+    fn advance(&mut self) {
+        match self {
+            Frame::Map { key, .. } => *key = None,
+            Frame::List { index, .. } => *index += 1,
+        }
+    }
+}
+
+fn join(path: &str, part: &str) -> String {
+    if path.is_empty() {
+        part.into()
+    } else {
+        format!("{path}{SEP}{part}")
+    }
+}
+
+fn show(path: &str) -> String {
+    if path.is_empty() {
+        "document".into()
+    } else {
+        path.replace(&format!("{SEP}["), "[").replace(SEP, ".")
+    }
+}
+
+/// A value and where it stands.
+#[derive(Clone, Debug)]
+pub struct Node<'a> {
+    doc: &'a Document,
+    value: &'a Value,
+    path: String,
+}
+
+impl<'a> Node<'a> {
+    /// The raw value.
+    pub fn value(&self) -> &'a Value {
+        self.value
+    }
+
+    /// Its path, for messages.
+    pub fn path(&self) -> String {
+        show(&self.path)
+    }
+
+    /// Its place.
+    pub fn place(&self) -> Place {
+        let at = self.doc.values.get(&self.path);
+        let at = at.or_else(|| self.doc.keys.get(&self.path));
+        self.doc.place(at.copied().unwrap_or((1, 1)))
+    }
+
+    /// An error about this value.
+    pub fn invalid(&self, what: impl Into<String>) -> CatalogError {
+        CatalogError::Invalid {
+            at: self.place(),
+            path: self.path(),
+            what: what.into(),
+        }
+    }
+
+    fn wrong(&self, expected: &str) -> CatalogError {
+        self.invalid(format!("expected {expected}, found {}", kind(self.value)))
+    }
+
+    fn child(&self, part: &str, value: &'a Value) -> Node<'a> {
+        Node {
+            doc: self.doc,
+            value,
+            path: join(&self.path, part),
+        }
+    }
+
+    /// The place of a key of this mapping.
+    pub fn key_place(&self, key: &str) -> Place {
+        let at = self.doc.keys.get(&join(&self.path, key));
+        at.map_or_else(|| self.place(), |at| self.doc.place(*at))
+    }
+
+    /// Keys and values in order.
+    pub fn entries(&self) -> Result<Vec<(String, Node<'a>)>, CatalogError> {
+        let map = self
+            .value
+            .as_mapping()
+            .ok_or_else(|| self.wrong("a mapping"))?;
+        map.iter()
+            .map(|(k, v)| match k {
+                Value::String(k) => Ok((k.clone(), self.child(k, v))),
+                other => Err(self.invalid(format!(
+                    "a key must be a word, found {}; quote it",
+                    kind(other)
+                ))),
+            })
+            .collect()
+    }
+
+    /// The mapping with only these keys.
+    pub fn fields(&self, allowed: &[&str]) -> Result<Fields<'a>, CatalogError> {
+        let entries = self.entries()?;
+        for (k, _) in &entries {
+            if !allowed.contains(&k.as_str()) {
+                return Err(CatalogError::Invalid {
+                    at: self.key_place(k),
+                    path: show(&join(&self.path, k)),
+                    what: format!("unknown key `{k}`, expected one of {}", allowed.join(", ")),
+                });
+            }
+        }
+        Ok(Fields {
+            node: self.clone(),
+            entries,
+        })
+    }
+
+    /// The value below a path, or the innermost one that exists.
+    pub fn find(&self, path: &[&str]) -> Node<'a> {
+        let mut at = self.clone();
+        for part in path {
+            let index = part.strip_prefix('[').and_then(|p| p.strip_suffix(']'));
+            let value = match index.and_then(|i| i.parse::<usize>().ok()) {
+                Some(i) => at.value.get(i),
+                None => at.value.get(part),
+            };
+            match value {
+                Some(v) => at = at.child(part, v),
+                None => break,
+            }
+        }
+        at
+    }
+
+    /// Elements of a list.
+    pub fn items(&self) -> Result<Vec<Node<'a>>, CatalogError> {
+        let list = self
+            .value
+            .as_sequence()
+            .ok_or_else(|| self.wrong("a list"))?;
+        let items = list.iter().enumerate();
+        Ok(items
+            .map(|(i, v)| self.child(&format!("[{i}]"), v))
+            .collect())
+    }
+
+    /// A word.
+    pub fn text(&self) -> Result<&'a str, CatalogError> {
+        self.value.as_str().ok_or_else(|| self.wrong("a word"))
+    }
+
+    /// A list of words; a single word is a list of one.
+    pub fn texts(&self) -> Result<Vec<String>, CatalogError> {
+        match self.value {
+            Value::String(s) => Ok(vec![s.clone()]),
+            _ => self
+                .items()?
+                .iter()
+                .map(|n| n.text().map(str::to_string))
+                .collect(),
+        }
+    }
+
+    /// A list of words, each once.
+    pub fn names(&self) -> Result<Vec<String>, CatalogError> {
+        let mut seen = Vec::new();
+        for n in self.items()? {
+            let name = n.text()?.to_string();
+            if seen.contains(&name) {
+                return Err(n.invalid(format!("`{name}` stands here twice")));
+            }
+            seen.push(name);
+        }
+        Ok(seen)
+    }
+
+    /// A whole number that is not negative.
+    pub fn count(&self) -> Result<u64, CatalogError> {
+        self.value
+            .as_u64()
+            .ok_or_else(|| self.wrong("a whole number"))
+    }
+
+    /// A whole number.
+    pub fn int(&self) -> Result<i64, CatalogError> {
+        self.value
+            .as_i64()
+            .ok_or_else(|| self.wrong("a whole number"))
+    }
+
+    /// true or false.
+    pub fn flag(&self) -> Result<bool, CatalogError> {
+        self.value
+            .as_bool()
+            .ok_or_else(|| self.wrong("true or false"))
+    }
+}
+
+/// A mapping whose keys are known.
+#[derive(Clone, Debug)]
+pub struct Fields<'a> {
+    node: Node<'a>,
+    entries: Vec<(String, Node<'a>)>,
+}
+
+impl<'a> Fields<'a> {
+    /// The value below a path, or the innermost one that exists.
+    pub fn find(&self, path: &[&str]) -> Node<'a> {
+        self.node.find(path)
+    }
+
+    /// The value under a key.
+    pub fn get(&self, key: &str) -> Option<&Node<'a>> {
+        self.entries.iter().find(|(k, _)| k == key).map(|(_, n)| n)
+    }
+
+    /// The value under a key that must be there.
+    pub fn need(&self, key: &str) -> Result<&Node<'a>, CatalogError> {
+        self.get(key)
+            .ok_or_else(|| self.node.invalid(format!("`{key}` is missing")))
+    }
+
+    /// The word under a key, with its node.
+    pub fn word(&self, key: &str) -> Result<Option<(&Node<'a>, &'a str)>, CatalogError> {
+        self.get(key).map(|n| Ok((n, n.text()?))).transpose()
+    }
+
+    /// A flag, false when not there.
+    pub fn flag(&self, key: &str) -> Result<bool, CatalogError> {
+        self.get(key).map_or(Ok(false), Node::flag)
+    }
+}
+
+fn kind(v: &Value) -> String {
+    match v {
+        Value::Null => "nothing".into(),
+        Value::Bool(b) => format!("`{b}`"),
+        Value::Number(n) => format!("the number {n}"),
+        Value::String(s) => format!("`{s}`"),
+        Value::Sequence(_) => "a list".into(),
+        Value::Mapping(_) => "a mapping".into(),
+        Value::Tagged(_) => "a tag".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(text: &str) -> String {
+        match Document::parse("f.yaml", text) {
+            Ok(_) => "ok".into(),
+            Err(e) => e.to_string(),
+        }
+    }
+
+    #[test]
+    fn places_are_those_of_an_editor() {
+        let d =
+            Document::parse("f.yaml", "a: 1\nb:\n  - {c: x, d: [1, q]}\n  -\ne:\n").expect("ok");
+        let f = d.root().fields(&["a", "b", "e"]).expect("map");
+        let at = |n: &Node| (n.place().line, n.place().column);
+        assert_eq!(at(f.need("a").expect("a")), (1, 4));
+        let b = f.need("b").expect("b").items().expect("list");
+        let item = b[0].fields(&["c", "d"]).expect("map");
+        assert_eq!(at(item.need("c").expect("c")), (3, 9));
+        let d = item.need("d").expect("d").items().expect("list");
+        assert_eq!((at(&d[1]), d[1].path()), ((3, 19), "b[0].d[1]".into()));
+        assert_eq!(at(f.need("e").expect("e")), (5, 1));
+    }
+
+    #[test]
+    fn what_is_not_one_plain_document_is_refused() {
+        for (bad, says) in [
+            (
+                "a: 1\nb: 2\na: 3\n",
+                "f.yaml:3:1: a: this key stands here twice",
+            ),
+            ("a: &x 1\n", "anchors and tags"),
+            ("a: &x [1]\n", "anchors and tags"),
+            ("a: *x\n", "f.yaml:1:4"),
+            ("a: !!int 1\n", "anchors and tags"),
+            ("a: 1\n---\nb: 2\n", "a second document"),
+            ("a: [1, 2\nb: 3\n", "f.yaml:2:"),
+            ("? [a]\n: 1\n", "a key must be a plain word"),
+        ] {
+            assert!(message(bad).contains(says), "{bad}: {}", message(bad));
+        }
+        let deep = format!("a: {}{}\n", "[".repeat(100), "]".repeat(100));
+        assert!(
+            message(&deep).contains("nested deeper"),
+            "{}",
+            message(&deep)
+        );
+        let long = format!("a: {}\n", "x".repeat(MAX_BYTES as usize));
+        assert!(message(&long).contains("at most"));
+    }
+
+    #[test]
+    fn messages_name_expected_and_found() {
+        let d = Document::parse("f.yaml", "a: 1\nbb: x\n3: y\n").expect("ok");
+        let e = d.root().fields(&["a", "b"]).expect_err("key");
+        assert!(
+            e.to_string()
+                .contains("a key must be a word, found the number 3"),
+            "{e}"
+        );
+        let d = Document::parse("f.yaml", "a: 1\nbb: x\n").expect("ok");
+        let e = d.root().fields(&["a", "b"]).expect_err("key");
+        assert_eq!(
+            e.to_string(),
+            "f.yaml:2:1: bb: unknown key `bb`, expected one of a, b"
+        );
+        let f = d.root().fields(&["a", "bb"]).expect("map");
+        let e = f.need("a").expect("a").text().expect_err("word");
+        assert_eq!(
+            e.to_string(),
+            "f.yaml:1:4: a: expected a word, found the number 1"
+        );
+        let e = f.need("c").expect_err("c");
+        assert_eq!(e.to_string(), "f.yaml:1:1: document: `c` is missing");
+    }
+}
