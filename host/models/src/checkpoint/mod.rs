@@ -1,0 +1,521 @@
+//! Checkpoints on disk: a Hugging Face directory (safetensors, sharded or not) or one GGUF file.
+//!
+//! Opening reads headers only, so an 8B model is described in milliseconds; tensors are read one by one, by
+//! position, when somebody asks. It knows names, shapes and stored types, not what they mean: that is the family's.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use candle_core::Tensor;
+use indexmap::IndexMap;
+use serde_json::Value as Json;
+use sha2::{Digest, Sha256};
+
+mod gguf;
+mod safetensors;
+mod stored;
+
+pub use gguf::{GgufMetadata, GgufValue};
+use stored::{first_non_finite, StoredType};
+
+use crate::ModelError;
+
+/// The weights in one file.
+const SINGLE: &str = "model.safetensors";
+/// Which file holds which weight, where there are several.
+const INDEX: &str = "model.safetensors.index.json";
+/// What a directory holds beside weights that decides what the model says.
+const BESIDE_WEIGHTS: [&str; 3] = ["config.json", "generation_config.json", "tokenizer.json"];
+
+/// Where one tensor lies.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    dims: Vec<usize>,
+    stored: StoredType,
+    file: usize,
+    offset: u64,
+    bytes: usize,
+}
+
+/// A tensor as the header says it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name in the checkpoint.
+    pub name: String,
+    /// Stored dims, outermost first.
+    pub dims: Vec<usize>,
+    /// Stored dtype as text (`bf16`, `q4_1`, ...).
+    pub dtype: &'static str,
+    /// Bytes in the file.
+    pub bytes: usize,
+}
+
+/// What describes the model beside its tensors.
+#[derive(Clone, Debug)]
+pub enum Metadata {
+    /// `config.json` of a Hugging Face directory.
+    Config(serde_json::Map<String, Json>),
+    /// Key-value pairs of a GGUF file.
+    Gguf(GgufMetadata),
+}
+
+/// An opened checkpoint: headers in memory, tensors on disk.
+pub struct Checkpoint {
+    path: PathBuf,
+    files: Vec<PathBuf>,
+    metadata: Metadata,
+    tensors: IndexMap<String, Entry>,
+}
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Checkpoint({}, {} tensors)",
+            self.path.display(),
+            self.tensors.len()
+        )
+    }
+}
+
+impl Checkpoint {
+    /// Reads the headers of a directory or of a `.gguf` file.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let kind = std::fs::metadata(path).map_err(|e| {
+            let help = "give a directory with config.json and safetensors, or a .gguf file";
+            ModelError::io(path, "find it", e, help)
+        })?;
+        if kind.is_dir() {
+            return Self::open_directory(path);
+        }
+        if gguf::has_magic(path)? {
+            return Self::open_gguf(path);
+        }
+        let help = match path.extension().and_then(|e| e.to_str()) {
+            Some("safetensors") => "give the directory that holds it and its config.json",
+            Some("gguf") => "the file is damaged or no GGUF: get it again",
+            _ => "give a directory with config.json and safetensors, or a .gguf file",
+        };
+        let mut start = [0u8; 4];
+        let n = File::open(path)
+            .and_then(|mut f| f.read(&mut start))
+            .map_err(|e| ModelError::io(path, "read it", e, help))?;
+        Err(ModelError::malformed(
+            path,
+            "first four bytes",
+            "`GGUF`",
+            format!("{:02x?}", &start[..n]),
+            help,
+        ))
+    }
+
+    fn open_gguf(path: &Path) -> Result<Self, ModelError> {
+        let (metadata, entries) = gguf::header(path)?;
+        let mut checkpoint = Checkpoint {
+            path: path.into(),
+            files: vec![path.into()],
+            metadata: Metadata::Gguf(metadata),
+            tensors: IndexMap::new(),
+        };
+        checkpoint.add(entries)?;
+        Ok(checkpoint)
+    }
+
+    fn open_directory(path: &Path) -> Result<Self, ModelError> {
+        let mut checkpoint = Checkpoint {
+            path: path.into(),
+            files: Vec::new(),
+            metadata: Metadata::Config(read_json_object(&path.join("config.json"))?),
+            tensors: IndexMap::new(),
+        };
+        let single = path.join(SINGLE);
+        let index_path = path.join(INDEX);
+        if single.is_file() {
+            checkpoint.add_safetensors(single)?;
+        } else if index_path.is_file() {
+            let index = safetensors::index(&index_path)?;
+            for shard in &index.shards {
+                let file = path.join(shard);
+                if !file.is_file() {
+                    let tensors = index.map.values().filter(|s| *s == shard).count();
+                    return Err(ModelError::malformed(
+                        &index_path,
+                        format!("shard `{shard}`"),
+                        format!("that file, with {tensors} tensors"),
+                        "no such file",
+                        "get the missing shard",
+                    ));
+                }
+                checkpoint.add_safetensors(file)?;
+            }
+            for (tensor, shard) in &index.map {
+                let found = checkpoint.tensors.get(tensor);
+                let at = found.map(|e| checkpoint.files[e.file].clone());
+                if at.as_deref() != Some(path.join(shard).as_path()) {
+                    return Err(ModelError::tensor(
+                        &index_path,
+                        tensor,
+                        format!("it in `{shard}`, as the index says"),
+                        match &at {
+                            Some(file) => format!("it in `{}`", file.display()),
+                            None => "it in no shard".into(),
+                        },
+                        "index and shards do not belong together: get both again",
+                    ));
+                }
+            }
+        } else {
+            let found = match std::fs::read_dir(path) {
+                Ok(dir) => {
+                    let mut names: Vec<String> = dir
+                        .filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned()))
+                        .collect();
+                    names.sort();
+                    names.truncate(12);
+                    format!("only {}", names.join(", "))
+                }
+                Err(e) => e.to_string(),
+            };
+            return Err(ModelError::malformed(
+                path,
+                "weights",
+                "model.safetensors or model.safetensors.index.json",
+                found,
+                "save the model as safetensors",
+            ));
+        }
+        Ok(checkpoint)
+    }
+
+    fn add_safetensors(&mut self, file: PathBuf) -> Result<(), ModelError> {
+        let entries = safetensors::header(&file, self.files.len())?;
+        self.files.push(file);
+        self.add(entries)
+    }
+
+    fn add(&mut self, entries: Vec<(String, Entry)>) -> Result<(), ModelError> {
+        for (name, entry) in entries {
+            let file = self.files[entry.file].clone();
+            if let Some(other) = self.tensors.insert(name.clone(), entry) {
+                let other = &self.files[other.file];
+                return Err(ModelError::tensor(
+                    &file,
+                    &name,
+                    "it once in the checkpoint",
+                    format!("it twice (also in `{}`)", other.display()),
+                    "the checkpoint was put together wrongly: get it again",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Files that hold tensors.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// `config.json` or the GGUF metadata.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The file [`Self::metadata`] was read from.
+    pub fn metadata_path(&self) -> PathBuf {
+        match self.metadata {
+            Metadata::Config(_) => self.path.join("config.json"),
+            Metadata::Gguf(_) => self.path.clone(),
+        }
+    }
+
+    /// `safetensors` or `gguf`.
+    pub fn format(&self) -> &'static str {
+        match self.metadata {
+            Metadata::Config(_) => "safetensors",
+            Metadata::Gguf(_) => "gguf",
+        }
+    }
+
+    /// Bytes of all files that hold tensors.
+    pub fn size(&self) -> u64 {
+        let sizes = self.files.iter().filter_map(|f| std::fs::metadata(f).ok());
+        sizes.map(|m| m.len()).sum()
+    }
+
+    /// All tensors, file order.
+    pub fn tensor_infos(&self) -> impl Iterator<Item = TensorInfo> + '_ {
+        self.tensors.iter().map(|(name, e)| info(name, e))
+    }
+
+    /// One tensor's header.
+    pub fn tensor_info(&self, name: &str) -> Option<TensorInfo> {
+        self.tensors.get(name).map(|e| info(name, e))
+    }
+
+    /// Reads one tensor and widens it to f32. NaN and infinity are refused.
+    pub fn load(&self, name: &str) -> Result<Tensor, ModelError> {
+        let Some(entry) = self.tensors.get(name) else {
+            return Err(ModelError::tensor(
+                &self.path,
+                name,
+                "it in the checkpoint",
+                format!("{} tensors without it", self.tensors.len()),
+                "the checkpoint is not complete: get it again",
+            ));
+        };
+        let file = &self.files[entry.file];
+        if !entry.stored.is_weight() || entry.bytes == 0 {
+            return Err(ModelError::unsupported(
+                file,
+                format!("stored type of tensor `{name}`"),
+                "f32, f16, bf16, f64 or a GGUF block type, with at least one element",
+                format!("{} {:?}", entry.stored.name(), entry.dims),
+                "packed checkpoints are not read yet: save the model in bf16",
+            ));
+        }
+        let mut bytes = vec![0u8; entry.bytes];
+        let read = File::open(file).and_then(|mut f| {
+            f.seek(SeekFrom::Start(entry.offset))?;
+            f.read_exact(&mut bytes)
+        });
+        read.map_err(|e| {
+            let doing = format!("read tensor `{name}`");
+            ModelError::io(
+                file,
+                &doing,
+                e,
+                "the file changed since it was opened: try again",
+            )
+        })?;
+        let failed = |e| ModelError::compute(format!("widening `{name}` to f32"), e);
+        let tensor = entry.stored.widen(bytes, &entry.dims).map_err(failed)?;
+        let values = tensor
+            .flatten_all()
+            .and_then(|t| t.to_vec1::<f32>())
+            .map_err(failed)?;
+        if let Some((count, first, value)) = first_non_finite(&values) {
+            return Err(ModelError::NonFinite {
+                path: file.clone(),
+                tensor: name.into(),
+                count,
+                first,
+                value,
+            });
+        }
+        Ok(tensor)
+    }
+
+    /// Identity of the weights, 16 hex digits: sha256 over the first 64 KiB and the size of every file that holds
+    /// tensors, in order (B-073). It tells checkpoints apart quickly; it is no protection against tampering.
+    pub fn hash(&self) -> Result<String, ModelError> {
+        let mut sha = Sha256::new();
+        for file in &self.files {
+            let io = |e| ModelError::io(file, "hash it", e, "check the file's permissions");
+            let f = File::open(file).map_err(io)?;
+            let size = f.metadata().map_err(io)?.len();
+            let mut head = Vec::new();
+            f.take(64 * 1024).read_to_end(&mut head).map_err(io)?;
+            sha.update(&head);
+            sha.update(size.to_string());
+        }
+        let digest = sha.finalize();
+        Ok(digest[..8].iter().map(|b| format!("{b:02x}")).collect())
+    }
+
+    /// Identity of the whole model, 64 hex digits: sha256 over name, length and bytes of every file that makes it, so
+    /// that no byte of weights, configuration or tokenizer can change unseen. Where the model lies does not count,
+    /// nor what a GGUF file is called. Reads everything: seconds where [`Self::hash`] takes milliseconds.
+    pub fn digest(&self) -> Result<String, ModelError> {
+        let mut sha = Sha256::new();
+        for (name, file) in self.parts() {
+            let io = |e| ModelError::io(&file, "digest it", e, "check the file's permissions");
+            let mut f = File::open(&file).map_err(io)?;
+            let size = f.metadata().map_err(io)?.len();
+            // Lengths in front of name and bytes: no two lists of files give the same stream.
+            sha.update((name.len() as u64).to_le_bytes());
+            sha.update(&name);
+            sha.update(size.to_le_bytes());
+            let read = std::io::copy(&mut f, &mut sha).map_err(io)?;
+            if read != size {
+                let help = "the file changed while it was read: try again";
+                return Err(ModelError::malformed(
+                    &file,
+                    "length",
+                    format!("{size} bytes, as when it was opened"),
+                    format!("{read}"),
+                    help,
+                ));
+            }
+        }
+        Ok(sha.finalize().iter().map(|b| format!("{b:02x}")).collect())
+    }
+
+    /// Name and path of every file that makes the model, by name.
+    fn parts(&self) -> Vec<(String, PathBuf)> {
+        if matches!(self.metadata, Metadata::Gguf(_)) {
+            return vec![("model.gguf".into(), self.path.clone())];
+        }
+        let beside = BESIDE_WEIGHTS.iter().map(|name| self.path.join(name));
+        // A whole file wins over an index, which then says nothing about this model.
+        let index = Some(self.path.join(INDEX)).filter(|_| !self.path.join(SINGLE).is_file());
+        let mut parts: Vec<(String, PathBuf)> = beside
+            .chain(index)
+            .filter(|file| file.exists())
+            .chain(self.files.iter().cloned())
+            .filter_map(|file| Some((file.file_name()?.to_string_lossy().into_owned(), file)))
+            .collect();
+        parts.sort();
+        parts
+    }
+}
+
+fn info(name: &str, entry: &Entry) -> TensorInfo {
+    TensorInfo {
+        name: name.into(),
+        dims: entry.dims.clone(),
+        dtype: entry.stored.name(),
+        bytes: entry.bytes,
+    }
+}
+
+/// Reads a JSON file that holds one object.
+pub(crate) fn read_json_object(path: &Path) -> Result<serde_json::Map<String, Json>, ModelError> {
+    let text = std::fs::read_to_string(path).map_err(|e| {
+        let help = "a model directory needs it: save the model with its configuration";
+        ModelError::io(path, "read it", e, help)
+    })?;
+    serde_json::from_str(&text).map_err(|e| {
+        let help = "correct the file or get it again";
+        ModelError::malformed(path, "content", "a JSON object", e.to_string(), help)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_sees_the_head_and_the_size() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.json"), "{}").unwrap();
+        let weights = dir.path().join("model.safetensors");
+        let write = |tail: u8, n: usize| {
+            let header =
+                format!(r#"{{"a":{{"dtype":"U8","shape":[{n}],"data_offsets":[0,{n}]}}}}"#);
+            let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+            bytes.extend(header.as_bytes());
+            bytes.extend(std::iter::repeat_n(tail, n));
+            std::fs::write(&weights, bytes).unwrap();
+            Checkpoint::open(dir.path()).unwrap().hash().unwrap()
+        };
+        let first = write(0, 10);
+        assert_eq!(first.len(), 16);
+        assert_eq!(first, write(0, 10));
+        assert_ne!(first, write(1, 10));
+        assert_ne!(first, write(0, 11));
+    }
+
+    /// A directory with these files.
+    fn directory(files: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, bytes) in files {
+            std::fs::write(dir.path().join(name), bytes).unwrap();
+        }
+        dir
+    }
+
+    /// A weights file with one tensor.
+    fn weights(tensor: &str, values: &[u8]) -> Vec<u8> {
+        let n = values.len();
+        let header =
+            format!(r#"{{"{tensor}":{{"dtype":"U8","shape":[{n}],"data_offsets":[0,{n}]}}}}"#);
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.extend(values);
+        bytes
+    }
+
+    fn digest(files: &[(&str, Vec<u8>)]) -> String {
+        let dir = directory(files);
+        Checkpoint::open(dir.path()).unwrap().digest().unwrap()
+    }
+
+    #[test]
+    fn the_digest_sees_every_byte_of_every_file_and_no_path() {
+        // Beyond the first 64 KiB, which is all that `hash` reads.
+        let (long, mut changed) = (vec![0u8; 200_000], vec![0u8; 200_000]);
+        changed[150_000] = 1;
+        let config = b"{}".to_vec();
+        let plain = [
+            ("config.json", config.clone()),
+            ("model.safetensors", weights("a", &long)),
+        ];
+        let first = digest(&plain);
+        assert_eq!(first.len(), 64);
+        assert_eq!(first, digest(&plain), "another directory, the same model");
+        let with = |name: &'static str, bytes: &[u8]| {
+            let mut files = plain.to_vec();
+            files.retain(|(n, _)| *n != name);
+            files.push((name, bytes.to_vec()));
+            digest(&files)
+        };
+        let mut all = vec![
+            first.clone(),
+            with("model.safetensors", &weights("a", &changed)),
+            with("config.json", b"{ }"),
+            with("tokenizer.json", b""),
+            with("tokenizer.json", b"{}"),
+            with("generation_config.json", b"{}"),
+        ];
+        assert_eq!(first, with("README.md", b"x"), "no part of the model");
+        assert_eq!(first, with(INDEX, b"{}"), "not read beside a whole file");
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 6, "each change gives another digest");
+    }
+
+    #[test]
+    fn the_digest_is_the_published_rule() {
+        let files = [
+            ("config.json", b"{}".to_vec()),
+            ("model.safetensors", weights("a", &[7])),
+        ];
+        let mut stream = Vec::new();
+        for (name, bytes) in &files {
+            stream.extend((name.len() as u64).to_le_bytes());
+            stream.extend(name.as_bytes());
+            stream.extend((bytes.len() as u64).to_le_bytes());
+            stream.extend(bytes);
+        }
+        let want: String = Sha256::digest(&stream)
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect();
+        assert_eq!(digest(&files), want);
+    }
+
+    #[test]
+    fn the_digest_sees_index_and_every_shard() {
+        let index = |a: &str, b: &str| {
+            format!(r#"{{"weight_map": {{"a": "{a}", "b": "{b}"}}}}"#).into_bytes()
+        };
+        let shards = |names: [&'static str; 2], last: u8| {
+            digest(&[
+                ("config.json", b"{}".to_vec()),
+                (INDEX, index(names[0], names[1])),
+                (names[0], weights("a", &[1])),
+                (names[1], weights("b", &[last])),
+            ])
+        };
+        let first = shards(["1.safetensors", "2.safetensors"], 2);
+        assert_ne!(first, shards(["1.safetensors", "2.safetensors"], 3));
+        assert_ne!(first, shards(["1.safetensors", "3.safetensors"], 2));
+    }
+}

@@ -1,0 +1,187 @@
+//! A model, described (headers only) and loaded (weights in memory, ready to run on the host path).
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use structures_graph::{Graph, GraphError, ModuleTree, ParamRef, ParamSource, Session};
+
+use crate::binding::{Bindings, ExtraSeam};
+use crate::checkpoint::Checkpoint;
+use crate::config::DecoderConfig;
+use crate::families::{self, Blueprint};
+use crate::params::{CheckpointParams, ParamMap};
+use crate::tokenizer::{fault, Tokenizer};
+use crate::ModelError;
+
+/// What can be said about a model without reading a weight: enough to discover, locate and plan.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// Name for reports: the directory's or the file's.
+    pub name: String,
+    /// Family that built it.
+    pub family: &'static str,
+    /// Its configuration.
+    pub config: DecoderConfig,
+    /// Its modules.
+    pub tree: ModuleTree,
+    /// Its dataflow.
+    pub graph: Arc<Graph>,
+    /// Where its parameters are stored.
+    pub params: Arc<ParamMap>,
+    /// The files.
+    pub checkpoint: Arc<Checkpoint>,
+}
+
+impl Description {
+    /// Opens a directory or a `.gguf` file and describes the model in it.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let checkpoint = Checkpoint::open(path)?;
+        let (family, blueprint) = families::describe(&checkpoint)?;
+        let Blueprint {
+            config,
+            mut tree,
+            graph,
+            params,
+        } = blueprint;
+        let name = model_name(path);
+        tree.model.clone_from(&name);
+        for note in &config.notes {
+            tracing::debug!(model = %name, "{note}");
+        }
+        Ok(Description {
+            name,
+            family: family.name(),
+            config,
+            tree,
+            graph,
+            params,
+            checkpoint: Arc::new(checkpoint),
+        })
+    }
+
+    /// The seams that binding files place on it, which discovery cannot find.
+    pub fn extra_seams(&self, bindings: &Bindings) -> Result<Vec<ExtraSeam>, ModelError> {
+        let mut seams = Vec::new();
+        for binding in bindings.for_model_type(&self.config.model_type) {
+            seams.extend(binding.seams(&self.config, &self.params)?);
+        }
+        Ok(seams)
+    }
+
+    /// Loads parameters one by one.
+    pub fn loader(&self) -> CheckpointParams {
+        CheckpointParams {
+            checkpoint: self.checkpoint.clone(),
+            map: self.params.clone(),
+        }
+    }
+}
+
+/// A model in memory.
+pub struct Model {
+    /// What it is.
+    pub description: Description,
+    /// Its graph with parameters, the host path.
+    pub session: Session,
+    /// Its tokenizer, or why there is none.
+    tokenizer: Result<Tokenizer, String>,
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Model({})", self.description.name)
+    }
+}
+
+impl Model {
+    /// Describes the model at a path and loads its weights. A tokenizer that cannot be made is no failure: tokens
+    /// can come from elsewhere, and [`Model::tokenizer`] says why.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        Self::load(Description::open(path)?)
+    }
+
+    /// Loads the weights of a described model.
+    pub fn load(description: Description) -> Result<Self, ModelError> {
+        let source = Loading {
+            params: description.loader(),
+            first_error: RefCell::new(None),
+        };
+        let session = match Session::new(description.graph.clone(), &source) {
+            Ok(session) => session,
+            Err(e) => return Err(source.first_error.into_inner().unwrap_or(e.into())),
+        };
+        let tokenizer = match Tokenizer::open(&description.checkpoint, &description.config) {
+            Ok(Some(t)) => Ok(t),
+            Ok(None) => {
+                Err("expected tokenizer.json or a vocabulary in the file, found none".into())
+            }
+            Err(e) => Err(e.to_string()),
+        };
+        Ok(Model {
+            description,
+            session,
+            tokenizer,
+        })
+    }
+
+    /// Name for reports.
+    pub fn name(&self) -> &str {
+        &self.description.name
+    }
+
+    /// Configuration.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.description.config
+    }
+
+    /// Module tree.
+    pub fn tree(&self) -> &ModuleTree {
+        &self.description.tree
+    }
+
+    /// Graph.
+    pub fn graph(&self) -> &Arc<Graph> {
+        &self.description.graph
+    }
+
+    /// The tokenizer; without one, why, and what to do.
+    pub fn tokenizer(&self) -> Result<&Tokenizer, ModelError> {
+        self.tokenizer.as_ref().map_err(|reason| {
+            let help = "give token ids instead of text, or add the model's tokenizer.json";
+            fault(self.description.checkpoint.path(), reason.as_str(), help)
+        })
+    }
+}
+
+/// Keeps the first error as it was: the session's own error type cannot carry it.
+struct Loading {
+    params: CheckpointParams,
+    first_error: RefCell<Option<ModelError>>,
+}
+
+impl ParamSource for Loading {
+    fn tensor(&self, param: &ParamRef) -> Result<Tensor, GraphError> {
+        self.params.load(param).map_err(|e| {
+            let reason = e.to_string();
+            self.first_error.borrow_mut().get_or_insert(e);
+            GraphError::MissingParam {
+                param: param.to_string(),
+                reason,
+            }
+        })
+    }
+}
+
+/// `models/smollm2/x.Q4_1.gguf` -> `x.Q4_1`; a directory -> its name.
+fn model_name(path: &Path) -> String {
+    let full = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let stem = match full.extension() {
+        Some(e) if e == "gguf" => full.file_stem(),
+        _ => full.file_name(),
+    };
+    stem.unwrap_or(full.as_os_str())
+        .to_string_lossy()
+        .into_owned()
+}
