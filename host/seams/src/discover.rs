@@ -1,0 +1,479 @@
+//! Candidates in a module tree, by each structure's `slots`.
+//!
+//! Every named module is tried as `self` for every structure; what is shaped like one and passed over is a recorded
+//! refusal with the code its document gives. Names of modules come from the documents only.
+
+use indexmap::IndexMap;
+use structures_catalog::expr::{eval, eval_bool, eval_int, eval_text, Datum, EvalError, Expr};
+use structures_catalog::spec::{AxisRule, Check, Role, Slots, Spec, WeightSource};
+use structures_graph::tree::family_template;
+use structures_graph::ModuleTree;
+
+use crate::dims::Solver;
+use crate::refusal::{code, Refusal};
+use crate::roles::{datum, Candidate};
+use crate::seam::{Assumption, Discovery, Seam, SlotWeight, Source, WeightAddress};
+
+/// Walks a tree: seams and refusals in module order, structures in the given order at each module.
+pub fn discover(tree: &ModuleTree, specs: &[&Spec]) -> Discovery {
+    let mut out = Discovery::default();
+    for module in tree.modules().iter().filter(|m| !m.path.is_empty()) {
+        for spec in specs {
+            let Some(slots) = spec.slots.as_ref().filter(|s| s.at_module) else {
+                continue;
+            };
+            let mut here: Vec<(Seam, String)> = Vec::new();
+            for wanted in &slots.any {
+                let Some(candidate) = Candidate::resolve(tree, &module.path, wanted) else {
+                    continue;
+                };
+                judge(spec, slots, wanted, candidate, &mut here, &mut out.refused);
+                if !slots.every {
+                    break;
+                }
+            }
+            out.seams.extend(distinct_keys(here));
+        }
+    }
+    out
+}
+
+/// Several alternatives of one structure on one path are told apart by their first role.
+fn distinct_keys(mut here: Vec<(Seam, String)>) -> Vec<Seam> {
+    let paths: Vec<String> = here.iter().map(|(s, _)| s.path.clone()).collect();
+    for (seam, first) in &mut here {
+        if paths.iter().filter(|p| **p == seam.path).count() > 1 {
+            seam.key = format!("{}[{first}]", seam.path);
+        }
+    }
+    here.into_iter().map(|(s, _)| s).collect()
+}
+
+fn judge(
+    spec: &Spec,
+    slots: &Slots,
+    wanted: &IndexMap<String, Role>,
+    mut candidate: Candidate<'_>,
+    seams: &mut Vec<(Seam, String)>,
+    refused: &mut Vec<Refusal>,
+) {
+    let mut alive: Vec<Option<String>> = if slots.emit.per.is_empty() {
+        vec![None]
+    } else {
+        let roles = slots.emit.per.iter();
+        roles
+            .filter(|r| candidate.roles.contains_key(*r))
+            .map(|r| Some(r.clone()))
+            .collect()
+    };
+    let at = |candidate: &mut Candidate<'_>, role: &Option<String>| {
+        candidate.current = role.as_ref().and_then(|r| candidate.roles.get(r).cloned());
+    };
+    for check in &slots.checks {
+        if alive.is_empty() {
+            return;
+        }
+        if asks_current(&check.that) {
+            alive.retain(|role| {
+                at(&mut candidate, role);
+                keep(spec, check, &candidate, emitted(slots, &candidate), refused)
+            });
+        } else {
+            candidate.current = None;
+            let path = if slots.emit.per.is_empty() {
+                emitted(slots, &candidate)
+            } else {
+                candidate.own.clone()
+            };
+            if !keep(spec, check, &candidate, path, refused) {
+                return;
+            }
+        }
+    }
+    let first = wanted
+        .iter()
+        .find(|(_, r)| !r.optional)
+        .and_then(|(name, _)| candidate.roles.get(name))
+        .map(|p| {
+            p.strip_prefix(&format!("{}.", candidate.own))
+                .unwrap_or(p)
+                .to_string()
+        })
+        .unwrap_or_default();
+    for role in &alive {
+        at(&mut candidate, role);
+        match emit(spec, slots, wanted, &candidate) {
+            Ok(seam) if below_floor(spec, candidate.tree, &seam) => {}
+            Ok(seam) => {
+                let twin = |s: &Seam| s.path == seam.path && s.weights == seam.weights;
+                if !seams.iter().any(|(s, _)| twin(s)) {
+                    seams.push((seam, first.clone()));
+                }
+            }
+            Err(refusal) => refused.push(refusal),
+        }
+    }
+}
+
+/// Whether a weight is smaller than the structure considers: not a candidate, nothing is recorded.
+fn below_floor(spec: &Spec, tree: &ModuleTree, seam: &Seam) -> bool {
+    spec.qualification.min_elements.iter().any(|(slot, floor)| {
+        let stored = seam.weights.get(slot).and_then(SlotWeight::stored);
+        let dims = stored.and_then(|a| stored_dims(tree, a));
+        dims.is_some_and(|d| (d.iter().product::<usize>() as u64) < *floor)
+    })
+}
+
+fn asks_current(expr: &Expr) -> bool {
+    expr.roles().iter().any(|r| r == "role")
+}
+
+/// The path a seam of this candidate carries.
+fn emitted(slots: &Slots, candidate: &Candidate<'_>) -> String {
+    candidate
+        .path(&slots.emit.path)
+        .unwrap_or(&candidate.own)
+        .to_string()
+}
+
+/// Whether a check holds; records the refusal it declares when it does not.
+fn keep(
+    spec: &Spec,
+    check: &Check,
+    candidate: &Candidate<'_>,
+    path: String,
+    refused: &mut Vec<Refusal>,
+) -> bool {
+    let (code, found, reason) = match (eval_bool(&check.that, candidate), &check.refuse) {
+        (Ok(true), _) => return true,
+        (Ok(false), None) => return false,
+        (Ok(false), Some(code)) => {
+            let found = facts_of(&check.that, candidate);
+            let reason = format!("`{}` does not hold: {found}", check.that);
+            (code.as_str(), found, reason)
+        }
+        (Err(e), None) => {
+            tracing::debug!(structure = %spec.name, %path, check = %check.that, error = %e, "not this structure");
+            return false;
+        }
+        (Err(e), Some(code)) => {
+            let reason = format!("`{}` cannot hold: {e}", check.that);
+            (code.as_str(), e.to_string(), reason)
+        }
+    };
+    refused.push(
+        Refusal::new(&path, &spec.name, code, reason).expected_found(check.that.to_string(), found),
+    );
+    false
+}
+
+/// The facts an expression reads, as they are here.
+fn facts_of(expr: &Expr, candidate: &Candidate<'_>) -> String {
+    let mut found: Vec<String> = Vec::new();
+    expr.walk(&mut |e| {
+        let leaf = matches!(
+            e,
+            Expr::Has(_)
+                | Expr::Conditioned(_)
+                | Expr::Fact(..)
+                | Expr::ParamDim(..)
+                | Expr::ParamCount(..)
+                | Expr::Attr(..)
+        );
+        if leaf {
+            let value = match eval(e, candidate) {
+                Ok(v) => v.to_string(),
+                Err(_) => "absent".into(),
+            };
+            let text = format!("{e} = {value}");
+            if !found.contains(&text) {
+                found.push(text);
+            }
+        }
+    });
+    found.join(", ")
+}
+
+fn emit(
+    spec: &Spec,
+    slots: &Slots,
+    wanted: &IndexMap<String, Role>,
+    candidate: &Candidate<'_>,
+) -> Result<Seam, Refusal> {
+    let mut candidate = candidate.clone();
+    let path = emitted(slots, &candidate);
+    let refuse = |code: &str, reason: String| Refusal::new(&path, &spec.name, code, reason);
+    let broken = |what: &str, e: EvalError| {
+        refuse(
+            code::SLOTS_EXPRESSION,
+            format!("{what} cannot be computed: {e}"),
+        )
+    };
+    for (symbol, expr) in &slots.dims {
+        let n = eval_int(expr, &candidate).map_err(|e| broken(symbol, e))?;
+        let n = u64::try_from(n)
+            .map_err(|_| refuse(code::SLOTS_EXPRESSION, format!("{symbol} would be {n}")))?;
+        candidate.dims.insert(symbol.clone(), n);
+    }
+    let mut assumptions = Vec::new();
+    let mut variant = defaults(spec);
+    let mut open_axes = open_defaults(spec);
+    for (axis, rule) in &slots.axis {
+        let values = spec.variants.get(axis).map(|a| &a.values);
+        if let Some(value) = axis_value(axis, rule, values, &candidate, &mut assumptions).map_err(
+            |(code, reason, found)| {
+                let want = values.map(|v| v.keys().cloned().collect::<Vec<_>>().join(", "));
+                refuse(&code, reason).expected_found(want.unwrap_or_default(), found)
+            },
+        )? {
+            variant.insert(axis.clone(), value);
+            open_axes.retain(|a| a != axis);
+            if is_open(rule) || assumptions.iter().any(|a| a.about == *axis) {
+                open_axes.push(axis.clone());
+            }
+        }
+    }
+    let weights = weights(spec, slots, wanted, &candidate, &mut assumptions)
+        .map_err(|(code, reason)| refuse(code, reason))?;
+    let mut roles: IndexMap<String, String> = candidate.roles.clone();
+    roles.insert("self".into(), candidate.own.clone());
+    if let Some(current) = &candidate.current {
+        roles.insert("role".into(), current.clone());
+    }
+    let parent = candidate
+        .path(&slots.emit.parent)
+        .unwrap_or_default()
+        .to_string();
+    Ok(Seam {
+        structure: spec.name.clone(),
+        version: spec.version,
+        key: path.clone(),
+        parent,
+        variant: in_declared_order(spec, variant),
+        family: family_template(&path).0,
+        // The layer is that of the module the roles were found in: a number below it names a child.
+        layer: family_template(&candidate.own).1,
+        source: Source::Slots,
+        located: false,
+        spans: Vec::new(),
+        assumptions,
+        roles,
+        weights,
+        open_axes,
+        dims: candidate.dims,
+        path,
+    })
+}
+
+/// The default value of every axis that has one.
+pub(crate) fn defaults(spec: &Spec) -> IndexMap<String, String> {
+    let axes = spec.variants.iter();
+    axes.filter_map(|(n, a)| a.default.clone().map(|v| (n.clone(), v)))
+        .collect()
+}
+
+/// Host axes that only have their default.
+pub(crate) fn open_defaults(spec: &Spec) -> Vec<String> {
+    let axes = spec
+        .variants
+        .iter()
+        .filter(|(_, a)| a.host && a.default.is_some());
+    axes.map(|(n, _)| n.clone()).collect()
+}
+
+/// Axes in the order the structure declares them.
+pub(crate) fn in_declared_order(
+    spec: &Spec,
+    mut variant: IndexMap<String, String>,
+) -> IndexMap<String, String> {
+    let place = |axis: &String| spec.variants.get_index_of(axis);
+    variant.sort_by(|a, _, b, _| place(a).cmp(&place(b)));
+    variant
+}
+
+/// A rule that reads nothing of the host gives a word to report, not a fact.
+fn is_open(rule: &AxisRule) -> bool {
+    match rule {
+        AxisRule::Expr(e) => e.roles().is_empty() && e.symbols().is_empty(),
+        AxisRule::Attr { .. } => false,
+    }
+}
+
+type AxisError = (String, String, String);
+
+fn axis_value(
+    axis: &str,
+    rule: &AxisRule,
+    values: Option<&IndexMap<String, String>>,
+    candidate: &Candidate<'_>,
+    assumptions: &mut Vec<Assumption>,
+) -> Result<Option<String>, AxisError> {
+    match rule {
+        AxisRule::Expr(e) => eval_text(e, candidate).map(Some).map_err(|e| {
+            let reason = format!("{axis} cannot be computed: {e}");
+            (code::SLOTS_EXPRESSION.into(), reason, e.to_string())
+        }),
+        AxisRule::Attr {
+            attr,
+            of,
+            map,
+            default,
+            foreign,
+        } => {
+            let module = candidate.module(of);
+            let found = attr.iter().find_map(|name| {
+                let value = datum(module?.attrs.get(name)?)?;
+                Some((name, value))
+            });
+            let path = candidate.path(of).unwrap_or(of);
+            let Some((name, value)) = found else {
+                if let Some(default) = default {
+                    assumptions.push(Assumption {
+                        about: axis.into(),
+                        text: format!(
+                            "{axis} is taken as {default}: `{path}` declares none of {}",
+                            attr.join(", ")
+                        ),
+                    });
+                }
+                return Ok(default.clone());
+            };
+            let word = match &value {
+                Datum::Text(w) => w.clone(),
+                other => other.to_string(),
+            };
+            // Without a map the host's word is the axis value.
+            let own = map.is_empty() && values.is_some_and(|v| v.contains_key(&word));
+            match map.get(&word).or(own.then_some(&word)) {
+                Some(value) => Ok(Some(value.clone())),
+                None => Err((
+                    foreign.clone().unwrap_or_else(|| code::AXIS_FOREIGN.into()),
+                    format!("`{path}` declares {name} = {word}, which the structure does not have"),
+                    word,
+                )),
+            }
+        }
+    }
+}
+
+/// The value of an axis whose rule asks only about the current role, and whether it is a fact. For seams without
+/// the structure's other roles.
+pub(crate) fn axis_by_role(rule: &AxisRule, facts: &Candidate<'_>) -> Option<(String, bool)> {
+    match rule {
+        AxisRule::Expr(e) if e.roles().iter().all(|r| r == "role") => {
+            eval_text(e, facts).ok().map(|v| (v, !is_open(rule)))
+        }
+        _ => None,
+    }
+}
+
+fn weights(
+    spec: &Spec,
+    slots: &Slots,
+    wanted: &IndexMap<String, Role>,
+    candidate: &Candidate<'_>,
+    assumptions: &mut Vec<Assumption>,
+) -> Result<IndexMap<String, SlotWeight>, (&'static str, String)> {
+    let mut out = IndexMap::new();
+    let mut solver = Solver::new(&candidate.dims);
+    let declared_sources = spec.declared_sources();
+    for (slot, source) in &slots.weights {
+        let declared = declared_sources
+            .iter()
+            .find(|(s, _)| s.slot && s.name == *slot);
+        let (role, param, layout, rows, reshape) = match source {
+            WeightSource::Const(fill) => {
+                out.insert(slot.clone(), SlotWeight::Const { fill: *fill });
+                continue;
+            }
+            WeightSource::From {
+                role,
+                param,
+                layout,
+                rows,
+                reshape,
+            } => (role, param, *layout, rows, reshape),
+        };
+        let lookup = wanted.get(role);
+        let hint = lookup.is_some_and(|r| r.in_parent);
+        let stored = candidate.module(role).and_then(|m| m.params.get(param));
+        let (Some(path), Some(info)) = (candidate.path(role), stored) else {
+            let may =
+                declared.is_none_or(|(_, needed)| !needed) || lookup.is_some_and(|r| r.optional);
+            if may {
+                continue;
+            }
+            let reason = format!("slot `{slot}` has no source: `{role}.{param}` is not there");
+            return Err((code::SLOT_MISSING, reason));
+        };
+        let number = |e: &Expr| -> Result<usize, (&'static str, String)> {
+            let broken = |why: String| {
+                (
+                    code::SLOTS_EXPRESSION,
+                    format!("`{e}` of slot `{slot}`: {why}"),
+                )
+            };
+            let n = eval_int(e, candidate).map_err(|e| broken(e.to_string()))?;
+            usize::try_from(n).map_err(|_| broken(format!("it would be {n}")))
+        };
+        let rows = match rows {
+            Some((a, b)) => Some((number(a)?, number(b)?)),
+            None => None,
+        };
+        let address = WeightAddress {
+            path: path.into(),
+            name: param.clone(),
+            layout,
+            // All rows is no range.
+            rows: rows.filter(|r| Some(*r) != info.dims.first().map(|n| (0, *n))),
+            reshape: match reshape {
+                Some(dims) => Some(dims.iter().map(number).collect::<Result<_, _>>()?),
+                None => None,
+            },
+            hint,
+        };
+        let dims = stored_dims(candidate.tree, &address);
+        if let (Some((source, _)), Some(dims)) = (declared, dims) {
+            if let Err(e) = solver.slot(source, &dims, layout) {
+                // A norm beside the module that does not fit is not this module's norm.
+                if hint {
+                    continue;
+                }
+                let reason = format!(
+                    "slot `{slot}` from {}: expected {}, found {}",
+                    address.param(),
+                    e.expected,
+                    e.found
+                );
+                return Err((code::DIMS_INCONSISTENT, reason));
+            }
+        }
+        if hint {
+            assumptions.push(Assumption {
+                about: slot.clone(),
+                text: format!("{slot} is taken from `{}` beside it, by name", address.path),
+            });
+        }
+        out.insert(slot.clone(), SlotWeight::Stored(address));
+    }
+    solver.finish().map_err(|e| {
+        (
+            code::DIMS_INCONSISTENT,
+            format!("`{}`: expected {}, found {}", e.name, e.expected, e.found),
+        )
+    })?;
+    Ok(out)
+}
+
+/// Dims of a stored weight as its slot reads it.
+pub(crate) fn stored_dims(tree: &ModuleTree, address: &WeightAddress) -> Option<Vec<usize>> {
+    let info = tree.get(&address.path)?.params.get(&address.name)?;
+    if let Some(dims) = &address.reshape {
+        return Some(dims.clone());
+    }
+    let mut dims = info.dims.clone();
+    if let (Some((from, to)), Some(first)) = (address.rows, dims.first_mut()) {
+        *first = to.saturating_sub(from);
+    }
+    Some(dims)
+}

@@ -1,0 +1,413 @@
+//! Discovery against recorded module trees.
+//!
+//! Reads `$STRUCTURES_ORACLE/trees` when it is set, else the copies in this repository. Seams that the recording
+//! itself doubts are left out of the comparison; each kind of doubt about the structures at hand has a test of its
+//! own below, with our answer.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use structures_catalog::{Catalog, Spec};
+use structures_graph::tree::Scalar;
+use structures_graph::ModuleTree;
+use structures_seams::{discover, Discovery, Seam};
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn oracle() -> PathBuf {
+    let own = workspace().join("tests/fixtures/oracle/trees");
+    match std::env::var_os("STRUCTURES_ORACLE") {
+        Some(dir) if Path::new(&dir).join("trees").is_dir() => Path::new(&dir).join("trees"),
+        _ => own,
+    }
+}
+
+fn text(path: &Path) -> String {
+    let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    if path.extension().is_some_and(|e| e == "gz") {
+        let mut out = String::new();
+        flate2::read::GzDecoder::new(bytes.as_slice())
+            .read_to_string(&mut out)
+            .unwrap();
+        out
+    } else {
+        String::from_utf8(bytes).unwrap()
+    }
+}
+
+fn expected() -> Value {
+    let plain = oracle().join("expected.json");
+    let file = if plain.is_file() {
+        plain
+    } else {
+        oracle().join("expected.json.gz")
+    };
+    serde_json::from_str(&text(&file)).unwrap()
+}
+
+fn tree(model: &str) -> ModuleTree {
+    let file = oracle().join(format!("{model}.json.gz"));
+    ModuleTree::from_dump(text(&file)).unwrap()
+}
+
+fn pending() -> BTreeSet<String> {
+    let list =
+        std::fs::read_to_string(workspace().join("tests/oracle-pending.txt")).unwrap_or_default();
+    list.lines()
+        .filter_map(|l| l.trim().strip_prefix("trees "))
+        .map(|s| s.trim().to_string())
+        .collect()
+}
+
+fn find(tree: &ModuleTree) -> Discovery {
+    let catalog = Catalog::builtin().unwrap();
+    discover(tree, &catalog.newest())
+}
+
+fn str_of<'v>(v: &'v Value, key: &str) -> &'v str {
+    v[key].as_str().unwrap_or_default()
+}
+
+/// What tells seams of one structure apart: the path, and the first sibling where several groups share it.
+fn identity(seam: &Seam) -> String {
+    let first = seam.weights.values().find_map(|w| w.stored());
+    let first = first.map(|a| a.path.clone()).unwrap_or_default();
+    let below = first.strip_prefix(&format!("{}.", seam.path)).unwrap_or("");
+    format!("{} {below}", seam.path)
+}
+
+fn expected_identity(seam: &Value) -> String {
+    let first = match (&seam["pack_attrs"], str_of(seam, "structure")) {
+        (Value::Array(attrs), _) => attrs[0].as_str().unwrap().to_string(),
+        // Not recorded, and never ambiguous: whatever ours has.
+        _ => "*".into(),
+    };
+    format!("{} {first}", str_of(seam, "path"))
+}
+
+fn same(expected: &str, ours: &str) -> bool {
+    match expected.strip_suffix(" *") {
+        Some(path) => ours.split(' ').next() == Some(path),
+        None => expected == ours,
+    }
+}
+
+/// Our family and layer against the recording's, which replaces one numeric component (of two adjacent ones the
+/// first, where ours counts the last).
+fn check_family(seam: &Seam, want: &Value, at: &str) {
+    let ours: Vec<&str> = seam.family.split('.').collect();
+    let theirs: Vec<&str> = str_of(want, "family").split('.').collect();
+    let path: Vec<&str> = seam.path.split('.').collect();
+    assert_eq!(ours.len(), theirs.len(), "{at}: family {}", seam.family);
+    let mut layer = -1;
+    for (i, part) in path.iter().enumerate() {
+        if part.parse::<u64>().is_ok() {
+            assert!(
+                ours[i].starts_with('{'),
+                "{at}: family {} keeps {part}",
+                seam.family
+            );
+        } else {
+            assert_eq!(ours[i], *part, "{at}: family {}", seam.family);
+        }
+        if theirs[i].starts_with('{') {
+            let mut last = i;
+            while path.get(last + 1).is_some_and(|p| p.parse::<u64>().is_ok()) {
+                last += 1;
+            }
+            let recorded: i64 = part.parse().unwrap();
+            assert_eq!(
+                want["layer"].as_i64(),
+                Some(recorded),
+                "{at}: the recording"
+            );
+            layer = path[last].parse().unwrap();
+        } else {
+            assert_eq!(theirs[i], *part, "{at}: recorded family");
+        }
+    }
+    assert_eq!(seam.layer, layer, "{at}: layer");
+}
+
+fn check_seam(spec: &Spec, seam: &Seam, want: &Value, at: &str) {
+    assert_eq!(seam.parent, str_of(want, "parent"), "{at}: parent");
+    for (symbol, size) in want["dims"].as_object().unwrap() {
+        assert_eq!(
+            seam.dims.get(symbol),
+            size.as_u64().as_ref(),
+            "{at}: {symbol}"
+        );
+    }
+    for (axis, value) in want["variant"].as_object().unwrap() {
+        match seam.variant.get(axis) {
+            Some(ours) => assert_eq!(Some(ours.as_str()), value.as_str(), "{at}: {axis}"),
+            // A fact of the host that no rule reads from a tree is left to the graph, never assumed.
+            None => {
+                let read = spec
+                    .slots
+                    .as_ref()
+                    .is_some_and(|s| s.axis.contains_key(axis));
+                let declared = spec.variants.get(axis);
+                assert!(
+                    declared.is_some_and(|a| a.host) && !read,
+                    "{at}: {axis} is missing"
+                );
+            }
+        }
+    }
+    check_family(seam, want, at);
+    let empty = Vec::new();
+    let recorded: Vec<(&str, &str)> = want["assumptions"]
+        .as_array()
+        .unwrap_or(&empty)
+        .iter()
+        .map(|a| {
+            (
+                str_of(a, "code").trim_end_matches("_default"),
+                str_of(a, "value"),
+            )
+        })
+        .collect();
+    for (axis, value) in &recorded {
+        let ours = seam.assumptions.iter().find(|a| a.about == *axis);
+        assert!(
+            ours.is_some_and(|a| a.text.contains(value)),
+            "{at}: assumption on {axis}"
+        );
+    }
+    // Ours may assume more (a norm's weight mode), never an axis the recording read.
+    let read = |axis: &str| recorded.iter().all(|(a, _)| *a != axis) && axis == "activation";
+    for ours in &seam.assumptions {
+        assert!(!read(&ours.about), "{at}: {}", ours.text);
+    }
+}
+
+/// Kinds of GELU are three activations; the recording knows one.
+fn another_gelu(tree: &ModuleTree, want: &Value) -> bool {
+    if str_of(&want["variant"], "activation") != "gelu" {
+        return false;
+    }
+    let Some(module) = tree.get(str_of(want, "path")) else {
+        return false;
+    };
+    ["act_fn", "activation_fn", "act", "activation"]
+        .iter()
+        .find_map(|n| module.attrs.get(*n))
+        .is_some_and(|a| matches!(a, Scalar::Word(w) if w.starts_with("gelu") && w != "gelu_tanh"))
+}
+
+fn our_code(recorded: &str) -> &str {
+    match recorded {
+        "fc_bias_missing" => "bias_slot_missing",
+        "norm_shape_or_eps" | "norm_without_shape" => "norm_contract",
+        "activation_unknown" => "activation_foreign",
+        other => other,
+    }
+}
+
+#[test]
+fn seams_and_refusals_of_every_tree() {
+    let expected = expected();
+    let catalog = Catalog::builtin().unwrap();
+    let specs: BTreeMap<String, &Spec> = catalog
+        .newest()
+        .into_iter()
+        .map(|s| (s.name.clone(), s))
+        .collect();
+    let pending = pending();
+    let mut ported: Vec<&str> = Vec::new();
+    for name in expected["structures_enabled"].as_array().unwrap() {
+        let name = name.as_str().unwrap();
+        if specs.contains_key(name) {
+            ported.push(name);
+        } else if pending.contains(name) {
+            println!("skipped: trees {name} (tests/oracle-pending.txt)");
+        } else {
+            panic!("structure {name} is neither in the catalog nor in tests/oracle-pending.txt");
+        }
+    }
+    let (mut compared, mut doubted) = (0, 0);
+    for (model, want) in expected["models"].as_object().unwrap() {
+        let tree = tree(model);
+        let found = find(&tree);
+        for structure in &ported {
+            let of = |list: &str| -> Vec<&Value> {
+                let all = want[list].as_array().unwrap().iter();
+                all.filter(|s| str_of(s, "structure") == *structure)
+                    .collect()
+            };
+            let (doubts, clear): (Vec<&Value>, Vec<&Value>) = of("seams")
+                .into_iter()
+                .partition(|s| s["doubt"].is_array() || another_gelu(&tree, s));
+            let doubts: Vec<String> = doubts.into_iter().map(expected_identity).collect();
+            doubted += doubts.len();
+            let ours: Vec<&Seam> = found
+                .seams
+                .iter()
+                .filter(|s| s.structure == *structure)
+                .filter(|s| !doubts.iter().any(|d| same(d, &identity(s))))
+                .collect();
+            let names: Vec<String> = ours.iter().map(|s| s.path.clone()).collect();
+            let wanted: Vec<&str> = clear.iter().map(|s| str_of(s, "path")).collect();
+            assert_eq!(names, wanted, "{model} {structure}: seams in module order");
+            for (seam, want) in ours.iter().zip(&clear) {
+                let at = format!("{model} {structure} {}", seam.key);
+                assert!(
+                    same(&expected_identity(want), &identity(seam)),
+                    "{at}: {}",
+                    identity(seam)
+                );
+                check_seam(specs[*structure], seam, want, &at);
+                compared += 1;
+            }
+
+            let mut wanted: BTreeSet<(String, String)> = of("refusals")
+                .into_iter()
+                .map(|r| {
+                    (
+                        str_of(r, "path").to_string(),
+                        our_code(str_of(r, "code")).to_string(),
+                    )
+                })
+                .collect();
+            for skip in want["silent_skips"].as_array().unwrap() {
+                if skip[1] == *structure {
+                    let code = our_code(skip[2].as_str().unwrap());
+                    wanted.insert((skip[0].as_str().unwrap().into(), code.into()));
+                }
+            }
+            let ours: BTreeSet<(String, String)> = found
+                .refused
+                .iter()
+                .filter(|r| r.structure == *structure)
+                .map(|r| (r.path.clone(), r.code.clone()))
+                .collect();
+            let missing: Vec<_> = wanted.difference(&ours).collect();
+            assert!(
+                missing.is_empty(),
+                "{model} {structure}: no refusal {missing:?}"
+            );
+            for (path, code) in ours.difference(&wanted) {
+                // What the recording passed over in silence, and what it doubts.
+                let at = |p: &str| p.split(' ').next() == Some(path.as_str());
+                let seam = clear.iter().any(|s| str_of(s, "path") == path);
+                let known = [
+                    "siblings_not_shared",
+                    "projection_not_linear",
+                    "dims_inconsistent",
+                ];
+                assert!(
+                    doubts.iter().any(|d| at(d)) || (!seam && known.contains(&code.as_str())),
+                    "{model} {structure}: unexpected refusal {code} at {path}"
+                );
+            }
+        }
+    }
+    println!("{compared} seams compared, {doubted} doubted");
+    assert!(compared > 0);
+}
+
+#[test]
+fn keys_are_unique_per_structure() {
+    for model in expected()["models"].as_object().unwrap().keys() {
+        let mut seen = BTreeSet::new();
+        for seam in find(&tree(model)).seams {
+            assert!(
+                seen.insert((seam.structure, seam.key.clone())),
+                "{model}: {}",
+                seam.key
+            );
+        }
+    }
+}
+
+/// The trees below are hand-made, so that each kind of doubt has its own case wherever the recordings come from.
+fn dump(modules: Value) -> ModuleTree {
+    let classes = serde_json::json!({
+        "Holder": {"forward": [["x", "arg"]], "bases": []},
+        "Linear": {"forward": [["input", "arg"]], "bases": []},
+        "GELU": {"forward": [["input", "arg"]], "bases": []},
+    });
+    let doc = serde_json::json!({"model": "hand-made", "modules": modules, "classes": classes, "module_aliases": {}, "tied_parameters": []});
+    ModuleTree::from_dump(doc.to_string()).unwrap()
+}
+
+fn linear(path: &str, out: u64, inside: u64) -> Value {
+    serde_json::json!({"path": path, "class": "Linear", "params": {"weight": [[out, inside], "float32"]}, "absent_params": ["bias"], "attrs": {"in_features": inside, "out_features": out}})
+}
+
+fn ffn(kind: &str) -> ModuleTree {
+    dump(serde_json::json!([
+        {"path": "", "class": "Holder"},
+        {"path": "l", "class": "Holder"},
+        {"path": "l.mlp", "class": "Holder", "activation": {"attr": "act_fn", "class": "GELU", "name": null}},
+        linear("l.mlp.gate_proj", 52, 36),
+        linear("l.mlp.up_proj", 52, 36),
+        linear("l.mlp.down_proj", 36, 52),
+        {"path": "l.mlp.act_fn", "class": "GELU", "attrs": {"approximate": kind}},
+        {"path": "l.post_attention_layernorm", "class": "Holder", "params": {"weight": [[36], "float32"]}, "attrs": {"eps": 1e-6}},
+    ]))
+}
+
+#[test]
+fn doubt_activation_is_not_tanh_gelu() {
+    let found = find(&ffn("tanh"));
+    assert_eq!(found.seams.len(), 1);
+    assert_eq!(found.seams[0].variant["activation"], "gelu");
+    let found = find(&ffn("none"));
+    assert!(found.seams.is_empty());
+    let r = &found.refused[0];
+    assert_eq!(
+        (r.path.as_str(), r.code.as_str()),
+        ("l.mlp", "activation_foreign")
+    );
+    assert_eq!(r.found.as_deref(), Some("gelu_exact"));
+    assert_eq!(r.expected.as_deref(), Some("silu, gelu"));
+}
+
+/// A name is not evidence: the norm beside an FFN is an assumption, and its weight mode is not claimed at all.
+#[test]
+fn doubt_norm_is_not_the_ffn_norm_and_norm_weight_is_offset() {
+    let seam = find(&ffn("tanh")).seams.remove(0);
+    assert!(!seam.knows_axis("norm_weight_mode"));
+    let about: Vec<&str> = seam.assumptions.iter().map(|a| a.about.as_str()).collect();
+    assert_eq!(about, ["norm_weight_mode", "w_norm"]);
+    assert!(seam.assumptions[1]
+        .text
+        .contains("l.post_attention_layernorm"));
+    assert!(seam.weights["w_norm"].stored().unwrap().hint);
+}
+
+/// Where a tree can tell (other in-features), cross-attention siblings are refused; where it cannot, the candidate
+/// stays and the graph decides (`tests/locate.rs`).
+#[test]
+fn doubt_siblings_do_not_share_input() {
+    let attention = |kv: u64| {
+        dump(serde_json::json!([
+            {"path": "", "class": "Holder"},
+            {"path": "x", "class": "Holder"},
+            linear("x.q_proj", 512, 512),
+            linear("x.k_proj", 512, kv),
+            linear("x.v_proj", 512, kv),
+            linear("x.o_proj", 512, 512),
+        ]))
+    };
+    let of = |found: &Discovery, n: usize| {
+        let packs: Vec<&Seam> = found.seams.iter().filter(|s| s.weights.len() > 2).collect();
+        assert_eq!(packs.len(), n);
+        found.refused.clone()
+    };
+    assert!(of(&find(&attention(512)), 1).is_empty());
+    let refused = of(&find(&attention(1024)), 0);
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert_eq!(
+        (refused[0].path.as_str(), refused[0].code.as_str()),
+        ("x", "siblings_not_shared")
+    );
+}
