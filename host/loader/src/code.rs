@@ -1,0 +1,166 @@
+//! The one list of load-time codes: name, what it means, what to do.
+//!
+//! A refusal is a value with a code and a reason; scripts rely on the code, people read the reason. Messages,
+//! the documentation of codes and the tests that reach each of them are driven by [`Code::ALL`]. Codes of later
+//! stages (probe, bind, call) belong to the plugin that answers them and pass through as text.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+macro_rules! codes {
+    ($($variant:ident $name:literal: $meaning:literal, $help:literal;)*) => {
+        /// Why a candidate file was not loaded.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Code {
+            $(#[doc = $meaning] $variant,)*
+        }
+
+        impl Code {
+            /// Every code, in the order in which the steps of loading can answer it.
+            pub const ALL: &'static [Code] = &[$(Code::$variant,)*];
+
+            /// The stable name.
+            pub fn name(self) -> &'static str {
+                match self { $(Code::$variant => $name,)* }
+            }
+
+            /// What it means.
+            pub fn meaning(self) -> &'static str {
+                match self { $(Code::$variant => $meaning,)* }
+            }
+
+            /// What to do about it.
+            pub fn help(self) -> &'static str {
+                match self { $(Code::$variant => $help,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    SameFile "same_file": "The file was already listed under another name.",
+        "Nothing: one file loads once. Remove the second link if it confuses.";
+    NotAFile "not_a_file": "The candidate is not a regular file.",
+        "Move directories, pipes and devices whose name ends in `.so` out of the plugin directory.";
+    Unreadable "unreadable": "The file cannot be opened for reading.",
+        "Check its permissions and, for a link, that its target exists.";
+    PathWorldWritable "path_world_writable": "The file, its directory or an ancestor without the sticky bit can be written by everybody.",
+        "Remove the permission: `chmod o-w`.";
+    PathGroupWritable "path_group_writable": "The file or its directory can be written by a group that is not your own.",
+        "Remove the permission: `chmod g-w`.";
+    NotElf "not_elf": "The file does not start with the ELF magic.",
+        "It is not a shared library; install the vendor's build for this system.";
+    ElfTruncated "elf_truncated": "A header or a segment lies past the end of the file.",
+        "The download or copy is incomplete; fetch the file again.";
+    ElfClass "elf_class": "The library is not 64-bit.",
+        "Install the 64-bit build.";
+    ElfEndian "elf_endian": "The library's byte order is not this machine's.",
+        "Install the build for this machine.";
+    ElfMachine "elf_machine": "The library was built for another machine.",
+        "Install the build for this machine.";
+    ElfType "elf_type": "The ELF file is not a shared object.",
+        "Install the shared library, not an object file or a core dump.";
+    ElfMalformed "elf_malformed": "The ELF headers contradict themselves.",
+        "The file is damaged; fetch it again.";
+    ScannerMissing "scanner_missing": "There is no program to describe plugins in a process of their own.",
+        "Set STRUCTURES_SCANNER to the `structures` program or install it beside this executable.";
+    ScanTimeout "scan_timeout": "Describing the plugin did not finish in time; the child was killed.",
+        "Report it to the vendor: loading and `describe` must not wait for anything.";
+    ScanCrashed "scan_crashed": "Describing the plugin ended the child by a signal.",
+        "Report it to the vendor with the signal; the plugin stays out.";
+    ScanFailed "scan_failed": "The scan child ended without an answer.",
+        "Run the scanner by hand on the file; its messages are in the log.";
+    OpenFailed "open_failed": "The dynamic linker refused the library.",
+        "Install what it needs (missing library or symbol), or a build for this system; a cache on a `noexec` mount is moved by STRUCTURES_CACHE_DIR.";
+    NotAPlugin "not_a_plugin": "A shared library without a plugin door.",
+        "Remove it from the plugin directory, or build it with the export macro.";
+    DoorUnsupported "door_unsupported": "The library has a door this version does not open.",
+        "Use a plugin built for this version's doors, or a newer host.";
+    AbiHeader "abi_header": "The library was built with an incompatible abi_stable.",
+        "Rebuild the plugin against this host's plugin API.";
+    LayoutMissing "layout_missing": "The library exports no layout constant, so that its layout cannot be checked.",
+        "Rebuild it with the export macro, layout constant included.";
+    LayoutMismatch "layout_mismatch": "The layout of the library's root module is not the host's.",
+        "Rebuild the plugin against this host's plugin API.";
+    DoorFailed "door_failed": "The library's door returned an error or an incomplete table.",
+        "Report it to the vendor.";
+    DescribeFailed "describe_failed": "The plugin's `describe` answered an error.",
+        "Report it to the vendor.";
+    BadDescribe "bad_describe": "The `describe` document is not valid.",
+        "Report it to the vendor; `conform` names each fault.";
+    IdDuplicate "id_duplicate": "Two files of one directory declare the same id; both are refused.",
+        "Remove one of the two.";
+    ApiMajor "api_major": "The plugin was built for another major version of the plugin API.",
+        "Install the plugin's build for this host's API version.";
+    ApiRequires "api_requires": "The plugin requires a host feature that this host does not have.",
+        "Install a newer host or an older plugin.";
+    ArchMalformed "arch_malformed": "An architecture declaration cannot be read, so it is not admitted.",
+        "Report it to the vendor.";
+    ArchNotDeclared "arch_not_declared": "No declared architecture matches this device.",
+        "Install the plugin's build for this device.";
+    Shadowed "shadowed": "A plugin with the same id was loaded from an earlier directory.",
+        "Nothing, or remove the earlier one.";
+    DescribeChanged "describe_changed": "The loaded library describes itself differently from its scan.",
+        "Report it to the vendor: `describe` must depend on nothing.";
+    PluginOpenFailed "plugin_open_failed": "The plugin's `open` answered an error.",
+        "Read the reason; it is the plugin's own.";
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Serialize for Code {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(self.name())
+    }
+}
+
+impl Code {
+    /// The code with this name.
+    pub fn from_name(name: &str) -> Option<Code> {
+        Code::ALL.iter().copied().find(|c| c.name() == name)
+    }
+
+    /// A refusal with this code.
+    pub fn because(self, reason: impl Into<String>) -> Refusal {
+        Refusal {
+            code: self,
+            reason: reason.into(),
+        }
+    }
+}
+
+/// Why one candidate is not used. A value, never an error: the others go on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Refusal {
+    /// Stable code.
+    pub code: Code,
+    /// Facts, expected and found.
+    pub reason: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code, self.reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_read_back() {
+        for code in Code::ALL {
+            assert_eq!(Code::from_name(code.name()), Some(*code));
+            assert!(!code.meaning().is_empty() && !code.help().is_empty());
+        }
+        let names: std::collections::BTreeSet<_> = Code::ALL.iter().map(|c| c.name()).collect();
+        assert_eq!(names.len(), Code::ALL.len());
+    }
+}

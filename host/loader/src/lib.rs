@@ -1,0 +1,41 @@
+//! Finds, checks, loads and probes plugins; lends them the host's services. The only unsafe code of the host.
+//!
+//! Three thin layers. Raw: [`open`](crate::open) (dynamic linker, door) and `sys` (system calls). Checked: statuses,
+//! ownership and sizes are verified where they enter. Safe: [`Registry`], [`Plugin`], [`BoundForm`],
+//! [`HostTensor`] and [`pool`] are all that the rest of the host sees, and it needs no `unsafe` to use them.
+//!
+//! Loading, in this order, each step able to refuse one file with a [`Code`] while the others go on: search path,
+//! path rules, ELF headers, private content-addressed copy, `describe` in a throw-away process, identity and
+//! handshake, architectures, opening. Nothing is ever unloaded.
+//!
+//! This crate knows no structure, no host family and no plugin by name; which form to bind, gates and guards are
+//! core's. Not here yet: lock file, sidecar manifests, signatures, scan cache, quarantine, the C door.
+
+pub mod arch;
+mod code;
+mod document;
+mod elf;
+mod error;
+mod open;
+mod paths;
+mod plugin;
+pub mod pool;
+mod registry;
+mod scan;
+pub mod search;
+mod services;
+mod store;
+mod sys;
+mod tensor;
+
+pub use code::{Code, Refusal};
+pub use document::tolerance_cap;
+pub use error::LoaderError;
+pub use plugin::{row_capacity, BindSpec, BoundForm, Plugin, PluginError, StatusKind};
+pub use pool::configure_threads;
+pub use registry::{Outcome, PluginRow, Registry, ScanOptions};
+pub use scan::{scan_main, ScanMode, DEADLINE, SUBCOMMAND};
+pub use search::Environment;
+pub use services::HOST_FEATURES;
+pub use sys::take_stdout;
+pub use tensor::{Element, HostTensor, HostTensorMut, TensorArg, TensorArgMut};

@@ -1,0 +1,449 @@
+//! Describing a plugin in a throw-away process: both ends.
+//!
+//! Opening a library runs its initialisers, and a stranger's initialisers may crash, hang, print or exit. So the
+//! first opening happens in a child: `<scanner> scan-plugin <library>`, which answers one JSON line with a magic
+//! field. The child moves its real stdout to a private descriptor before it opens anything, writes no core file, has
+//! limited processor time, dies with its parent and leaves by `_exit`. The parent waits until a deadline, then kills
+//! the child's whole process group, and reaps it in every case.
+//!
+//! Not here yet: the cache of scans and the quarantine of digests that crashed.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::code::{Code, Refusal};
+use crate::open::{one_line, Doorway, LONGEST_DOCUMENT};
+use crate::search::Environment;
+use crate::services::NO_HOST;
+use crate::sys;
+
+/// Sub-command of the scanner program.
+pub const SUBCOMMAND: &str = "scan-plugin";
+/// How long describing one plugin may take.
+pub const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Value of the answer's magic field.
+const MAGIC: u32 = 1;
+/// Processor seconds of a child: above the deadline, so that it only catches a child whose parent is gone.
+const CPU_SECONDS: u64 = 15;
+/// Longest answer that is read: a document, escaped.
+const LONGEST_ANSWER: usize = 2 * LONGEST_DOCUMENT;
+/// How much of a child's messages is kept for the log.
+const LONGEST_MESSAGES: usize = 64 * 1024;
+/// How often the parent looks whether the child is gone while a grandchild holds its pipes open.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Where plugins are described.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ScanMode {
+    /// In a child of this program; `None` takes `STRUCTURES_SCANNER`, else `<exe dir>/structures`.
+    Child(Option<PathBuf>),
+    /// In this process. Only for a library caller who trusts every file of the search path.
+    InProcess,
+}
+
+impl Default for ScanMode {
+    fn default() -> Self {
+        ScanMode::Child(None)
+    }
+}
+
+/// A [`ScanMode`] with its program found.
+#[derive(Clone, Debug)]
+pub(crate) enum Scanner {
+    Program(PathBuf),
+    InProcess,
+    Missing(Refusal),
+}
+
+impl Scanner {
+    pub(crate) fn find(mode: &ScanMode, environment: &Environment) -> Self {
+        let named = match mode {
+            ScanMode::InProcess => return Scanner::InProcess,
+            ScanMode::Child(program) => program.as_ref().or(environment.scanner.as_ref()),
+        };
+        let beside = environment
+            .exe_dir
+            .as_ref()
+            .map(|dir| dir.join("structures"));
+        let Some(wanted) = named.or(beside.as_ref()) else {
+            return Scanner::Missing(
+                Code::ScannerMissing.because(
+                    "expected STRUCTURES_SCANNER, found neither it nor a program directory",
+                ),
+            );
+        };
+        if wanted.is_relative() && matches!(mode, ScanMode::Child(None)) {
+            return Scanner::Missing(Code::ScannerMissing.because(format!(
+                "expected an absolute path in STRUCTURES_SCANNER, found {}",
+                wanted.display()
+            )));
+        }
+        // Absolute, because the child starts in another directory.
+        match wanted.canonicalize() {
+            Ok(program) if program.is_file() => Scanner::Program(program),
+            found => {
+                let why = found.map_or_else(|e| e.to_string(), |_| "not a file".into());
+                Scanner::Missing(Code::ScannerMissing.because(format!(
+                    "expected the scanner program at {}, found: {why}",
+                    wanted.display()
+                )))
+            }
+        }
+    }
+
+    /// The text of the `describe` document of the library at `object`.
+    pub(crate) fn describe(&self, object: &Path, deadline: Duration) -> Result<String, Refusal> {
+        match self {
+            Scanner::InProcess => describe_here(object),
+            Scanner::Missing(refusal) => Err(refusal.clone()),
+            Scanner::Program(program) => describe_in_child(program, object, deadline),
+        }
+    }
+}
+
+/// What the child prints.
+#[derive(Debug, Serialize, Deserialize)]
+struct Answer {
+    structures_scan: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    description: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+/// The child's end: describes the library at `path` and prints the answer. What a program does for
+/// `scan-plugin PATH`, before anything else; it returns the exit status, but normally ends the process itself.
+pub fn scan_main(path: &Path) -> i32 {
+    let mut out = match sys::take_stdout() {
+        Ok(out) => out,
+        Err(e) => {
+            eprintln!("scan-plugin: stdout cannot be moved away: {e}");
+            return 1;
+        }
+    };
+    sys::limit_scan_process(CPU_SECONDS);
+    let answer = match describe_here(path) {
+        Ok(text) => Answer {
+            structures_scan: MAGIC,
+            description: Some(text),
+            code: None,
+            reason: None,
+        },
+        Err(refusal) => Answer {
+            structures_scan: MAGIC,
+            description: None,
+            code: Some(refusal.code.name().into()),
+            reason: Some(refusal.reason),
+        },
+    };
+    let sent = serde_json::to_string(&answer)
+        .map_err(std::io::Error::from)
+        .and_then(|line| out.write_all(format!("{line}\n").as_bytes()));
+    if let Err(e) = sent {
+        eprintln!("scan-plugin: the answer cannot be written: {e}");
+        sys::exit_now(1);
+    }
+    // Not a normal exit: the library's exit handlers have no say.
+    sys::exit_now(0)
+}
+
+fn describe_here(path: &Path) -> Result<String, Refusal> {
+    let doorway = Doorway::open(path)?;
+    // SAFETY: null is allowed.
+    unsafe { doorway.exchange(NO_HOST) }?.describe()
+}
+
+fn describe_in_child(program: &Path, object: &Path, deadline: Duration) -> Result<String, Refusal> {
+    let failed = |what: String| Code::ScanFailed.because(what);
+    let child = Command::new(program)
+        .arg(SUBCOMMAND)
+        .arg(object)
+        .env("RUST_BACKTRACE", "0")
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .map_err(|e| failed(format!("{} cannot be started: {e}", program.display())))?;
+    let end = Watched {
+        child,
+        reaped: false,
+    }
+    .run(deadline)
+    .map_err(|e| failed(format!("the scan child cannot be watched: {e}")))?;
+    let messages = String::from_utf8_lossy(&end.messages);
+    if !messages.trim().is_empty() {
+        tracing::debug!("scan of {}: {}", object.display(), messages.trim());
+    }
+    let Some(status) = end.status else {
+        return Err(Code::ScanTimeout.because(format!(
+            "no answer within {:.1} s, killed",
+            deadline.as_secs_f64()
+        )));
+    };
+    if let Some(signal) = status.signal() {
+        return Err(Code::ScanCrashed.because(format!(
+            "the scan child was ended by {}{}",
+            sys::signal_name(signal),
+            last_words(&messages)
+        )));
+    }
+    let answer = end
+        .answer
+        .split(|b| *b == b'\n')
+        .find_map(|line| serde_json::from_slice::<Answer>(line).ok())
+        .filter(|answer| answer.structures_scan == MAGIC);
+    match answer {
+        Some(Answer {
+            description: Some(text),
+            ..
+        }) => Ok(text),
+        Some(Answer {
+            code: Some(code),
+            reason,
+            ..
+        }) => {
+            let reason = reason.unwrap_or_default();
+            Err(match Code::from_name(&code) {
+                Some(code) => code.because(reason),
+                None => failed(format!("{code}: {reason}")),
+            })
+        }
+        _ => Err(failed(format!(
+            "expected an answer with `structures_scan`, found none; exit status {}{}",
+            status.code().unwrap_or(-1),
+            last_words(&messages)
+        ))),
+    }
+}
+
+fn last_words(messages: &str) -> String {
+    let lines: Vec<&str> = messages.lines().filter(|l| !l.trim().is_empty()).collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    let text = one_line(&lines[lines.len().saturating_sub(2)..].join(" "));
+    format!(
+        "; its last words: {}",
+        text.chars().take(300).collect::<String>()
+    )
+}
+
+struct End {
+    /// `None`: the deadline passed.
+    status: Option<ExitStatus>,
+    answer: Vec<u8>,
+    messages: Vec<u8>,
+}
+
+/// A child that is killed with its group, and reaped, whatever happens.
+struct Watched {
+    child: Child,
+    reaped: bool,
+}
+
+impl Watched {
+    fn run(mut self, deadline: Duration) -> std::io::Result<End> {
+        let end = Instant::now() + deadline;
+        let (mut stdout, mut stderr) = (self.child.stdout.take(), self.child.stderr.take());
+        let (mut answer, mut messages) = (Vec::new(), Vec::new());
+        if let (Some(out), Some(err)) = (&stdout, &stderr) {
+            sys::set_nonblocking(out.as_fd())?;
+            sys::set_nonblocking(err.as_fd())?;
+        }
+        loop {
+            drain(&mut stdout, &mut answer, LONGEST_ANSWER)?;
+            drain(&mut stderr, &mut messages, LONGEST_MESSAGES)?;
+            if sys::has_exited(self.child.id())? {
+                // Its group first: until it is reaped its id belongs to nobody else.
+                sys::kill_group(self.child.id());
+                let status = self.child.wait()?;
+                self.reaped = true;
+                // What it wrote last is still in the pipes.
+                drain(&mut stdout, &mut answer, LONGEST_ANSWER)?;
+                drain(&mut stderr, &mut messages, LONGEST_MESSAGES)?;
+                return Ok(End {
+                    status: Some(status),
+                    answer,
+                    messages,
+                });
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(End {
+                    status: None,
+                    answer,
+                    messages,
+                });
+            }
+            let open: Vec<_> = stdout
+                .iter()
+                .map(AsFd::as_fd)
+                .chain(stderr.iter().map(AsFd::as_fd))
+                .collect();
+            if open.is_empty() {
+                // Pipes close when the child exits; only one that closed them itself is waited for.
+                std::thread::sleep(Duration::from_micros(200).min(left));
+            } else {
+                sys::wait_readable(&open, TICK.min(left))?;
+            }
+        }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if !self.reaped {
+            sys::kill_group(self.child.id());
+            // Fails only when the child is gone already.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Reads what is there; a stream that ended is closed. Beyond `most` bytes it is read and dropped, so that the child
+/// does not wait for room.
+fn drain<R: Read>(stream: &mut Option<R>, into: &mut Vec<u8>, most: usize) -> std::io::Result<()> {
+    let mut block = [0_u8; 16 * 1024];
+    while let Some(open) = stream {
+        match open.read(&mut block) {
+            Ok(0) => *stream = None,
+            Ok(n) => {
+                let room = most.saturating_sub(into.len());
+                into.extend_from_slice(&block[..n.min(room)]);
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A scanner made of shell, to see what the parent does with any child.
+    fn with_script(body: &str, deadline: Duration) -> Result<String, Refusal> {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let program = dir.path().join("scanner");
+        std::fs::write(&program, format!("#!/bin/sh\n{body}\n")).expect("write");
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("chmod");
+        describe_in_child(&program, Path::new("/x.so"), deadline)
+    }
+
+    const SHORT: Duration = Duration::from_millis(300);
+
+    #[test]
+    fn an_answer_is_found_among_noise() {
+        let body = "echo noise; echo '{\"structures_scan\":1,\"description\":\"text\"}'; echo more";
+        assert_eq!(with_script(body, DEADLINE).as_deref(), Ok("text"));
+        let body = "echo '{\"structures_scan\":1,\"code\":\"not_a_plugin\",\"reason\":\"r\"}'";
+        assert_eq!(
+            with_script(body, DEADLINE),
+            Err(Code::NotAPlugin.because("r"))
+        );
+    }
+
+    #[test]
+    fn every_other_end_is_a_refusal() {
+        let code = |body| with_script(body, SHORT).expect_err(body);
+        assert_eq!(code("exit 0").code, Code::ScanFailed);
+        let refusal = code("echo broken >&2; exit 7");
+        assert!(
+            refusal.reason.contains('7') && refusal.reason.contains("broken"),
+            "{refusal}"
+        );
+        assert_eq!(
+            code("echo '{\"structures_scan\":2,\"description\":\"x\"}'").code,
+            Code::ScanFailed
+        );
+        let refusal = code("kill -ABRT $$");
+        assert_eq!(refusal.code, Code::ScanCrashed);
+        assert!(refusal.reason.contains("SIGABRT"), "{refusal}");
+        assert_eq!(
+            code("echo '{\"structures_scan\":1,\"description\":\"x\"}'; kill -SEGV $$").code,
+            { Code::ScanCrashed }
+        );
+    }
+
+    #[test]
+    fn a_child_that_hangs_is_killed_with_its_children_and_reaped() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let pids = dir.path().join("pids");
+        let start = Instant::now();
+        let body = format!(
+            "sleep 100 & echo $! $$ > {}; exec >&- 2>&-; sleep 100",
+            pids.display()
+        );
+        assert_eq!(
+            with_script(&body, SHORT).expect_err("hangs").code,
+            Code::ScanTimeout
+        );
+        assert!(start.elapsed() < Duration::from_secs(5));
+        let text = std::fs::read_to_string(pids).expect("pids");
+        for pid in text.split_whitespace() {
+            // A killed process takes a moment to be gone, and an orphan may wait for init to reap it; alive it is not.
+            let gone = || {
+                let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+                stat.is_empty() || stat.contains(") Z ")
+            };
+            let since = Instant::now();
+            while !gone() {
+                assert!(since.elapsed() < Duration::from_secs(5), "{pid} lives");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    #[test]
+    fn a_grandchild_that_keeps_the_pipes_does_not_delay_the_answer() {
+        let start = Instant::now();
+        let body = "sleep 100 & echo '{\"structures_scan\":1,\"description\":\"text\"}'";
+        assert_eq!(with_script(body, DEADLINE).as_deref(), Ok("text"));
+        assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn a_flood_is_read_and_dropped() {
+        let body =
+            "yes noise | head -c 300000 >&2; echo '{\"structures_scan\":1,\"description\":\"t\"}'";
+        assert_eq!(with_script(body, DEADLINE).as_deref(), Ok("t"));
+    }
+
+    #[test]
+    fn the_program_is_named_or_beside_this_one() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let mut environment = Environment {
+            exe_dir: Some(dir.path().to_path_buf()),
+            ..Environment::default()
+        };
+        let missing = |e: &Environment| match Scanner::find(&ScanMode::Child(None), e) {
+            Scanner::Missing(refusal) => refusal.reason,
+            other => panic!("{other:?}"),
+        };
+        assert!(missing(&environment).contains("structures"));
+        environment.scanner = Some(dir.path().join("named"));
+        assert!(missing(&environment).contains("named"));
+        std::fs::write(dir.path().join("named"), "").expect("write");
+        let found = Scanner::find(&ScanMode::Child(None), &environment);
+        assert!(matches!(found, Scanner::Program(p) if p.ends_with("named")));
+        assert!(missing(&Environment::default()).contains("STRUCTURES_SCANNER"));
+        environment.scanner = Some("structures".into());
+        assert!(missing(&environment).contains("absolute"));
+    }
+}

@@ -1,0 +1,309 @@
+//! Private, content-addressed copies: the bytes that are hashed are the bytes that are opened.
+//!
+//! A candidate is hashed through the handle that passed the path rules and copied to `<cache>/objects/<sha256>.so`,
+//! mode 0400 in a 0700 directory, by rename: half a file never has the final name. A copy that is already there is
+//! compared byte by byte while the original is read, so a spoiled one is replaced. Reports show the original path.
+//!
+//! Not here yet: the scan cache, quarantine and their clearing (`plugins rescan`).
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sha2::{Digest, Sha256};
+
+use crate::code::{Code, Refusal};
+use crate::error::LoaderError;
+
+/// Read and write size: large enough that system calls do not show beside hashing.
+const BLOCK: usize = 1 << 18;
+
+/// The directory of private copies.
+#[derive(Debug)]
+pub struct ObjectStore {
+    dir: PathBuf,
+}
+
+/// One private copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// What is opened.
+    pub path: PathBuf,
+    /// Lower-case hexadecimal.
+    pub sha256: String,
+}
+
+/// Why a candidate has no private copy: its own fault, or the cache's.
+#[derive(Debug)]
+pub enum StoreFailure {
+    /// The candidate cannot be read.
+    Candidate(Refusal),
+    /// The cache cannot be written.
+    Cache(LoaderError),
+}
+
+impl ObjectStore {
+    /// The store below `cache`; its directory is made on first use.
+    ///
+    /// # Errors
+    /// [`LoaderError::Cache`] when the directory cannot be made or closed to others.
+    pub fn open(cache: &Path) -> Result<Self, LoaderError> {
+        let dir = cache.join("objects");
+        let failed = |action| {
+            let path = dir.clone();
+            move |source| LoaderError::Cache {
+                path,
+                action,
+                source,
+            }
+        };
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir)
+            .map_err(failed("create the directory"))?;
+        fs::set_permissions(&dir, Permissions::from_mode(0o700))
+            .map_err(failed("close the directory to others"))?;
+        let dir = dir
+            .canonicalize()
+            .map_err(failed("resolve the directory"))?;
+        Ok(ObjectStore { dir })
+    }
+
+    /// Hashes `file` and makes sure that an identical private copy exists.
+    ///
+    /// # Errors
+    /// [`StoreFailure::Candidate`] when the file cannot be read, [`StoreFailure::Cache`] when the copy cannot be
+    /// written; nothing is left behind in either case.
+    pub fn intern(&self, file: &File) -> Result<Object, StoreFailure> {
+        let sha256 = hash(file).map_err(candidate)?;
+        let path = self.dir.join(format!("{sha256}.so"));
+        if same_bytes(file, &path).map_err(candidate)? {
+            return Ok(Object { path, sha256 });
+        }
+        self.write(file)
+    }
+
+    /// Copies while hashing: the name is the digest of what was written, whatever happened to the original.
+    fn write(&self, file: &File) -> Result<Object, StoreFailure> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let temporary = self.dir.join(format!(
+            ".{}.{}.tmp",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        ));
+        let made = self.write_through(file, &temporary);
+        if made.is_err() {
+            // Already failing; the file may not exist at all.
+            let _ = fs::remove_file(&temporary);
+        }
+        made
+    }
+
+    fn write_through(&self, file: &File, temporary: &Path) -> Result<Object, StoreFailure> {
+        let out = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(temporary)
+            .map_err(|e| cache(temporary, "create the file", e))?;
+        let protect = out
+            .try_clone()
+            .map_err(|e| cache(temporary, "protect the file", e))?;
+        let sha256 = copy_hashed(file, out, temporary)?;
+        protect
+            .set_permissions(Permissions::from_mode(0o400))
+            .map_err(|e| cache(temporary, "protect the file", e))?;
+        let path = self.dir.join(format!("{sha256}.so"));
+        fs::rename(temporary, &path).map_err(|e| cache(temporary, "rename the file", e))?;
+        Ok(Object { path, sha256 })
+    }
+}
+
+fn copy_hashed(file: &File, mut out: File, shown: &Path) -> Result<String, StoreFailure> {
+    let mut hasher = Sha256::new();
+    let mut block = vec![0_u8; BLOCK];
+    let mut offset = 0;
+    loop {
+        let n = read_at(file, &mut block, offset).map_err(candidate)?;
+        if n == 0 {
+            return Ok(hex(&hasher.finalize()));
+        }
+        hasher.update(&block[..n]);
+        out.write_all(&block[..n])
+            .map_err(|e| cache(shown, "write the file", e))?;
+        offset += n as u64;
+    }
+}
+
+/// SHA-256 of a whole file, lower-case hexadecimal.
+fn hash(file: &File) -> io::Result<String> {
+    let mut hasher = Sha256::new();
+    let mut block = vec![0_u8; BLOCK];
+    let mut offset = 0;
+    loop {
+        let n = read_at(file, &mut block, offset)?;
+        if n == 0 {
+            return Ok(hex(&hasher.finalize()));
+        }
+        hasher.update(&block[..n]);
+        offset += n as u64;
+    }
+}
+
+fn same_bytes(file: &File, copy: &Path) -> io::Result<bool> {
+    // A copy that is absent or cannot be read is made anew.
+    let Ok(mut copy) = File::open(copy) else {
+        return Ok(false);
+    };
+    let (mut a, mut b) = (vec![0_u8; BLOCK], vec![0_u8; BLOCK]);
+    let mut offset = 0;
+    loop {
+        let n = read_at(file, &mut a, offset)?;
+        if n == 0 {
+            return Ok(matches!(copy.read(&mut b[..1]), Ok(0)));
+        }
+        if copy.read_exact(&mut b[..n]).is_err() || a[..n] != b[..n] {
+            return Ok(false);
+        }
+        offset += n as u64;
+    }
+}
+
+fn read_at(file: &File, block: &mut [u8], offset: u64) -> io::Result<usize> {
+    loop {
+        match file.read_at(block, offset) {
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+fn cache(path: &Path, action: &'static str, source: io::Error) -> StoreFailure {
+    StoreFailure::Cache(LoaderError::Cache {
+        path: path.to_path_buf(),
+        action,
+        source,
+    })
+}
+
+fn candidate(e: io::Error) -> StoreFailure {
+    StoreFailure::Candidate(Code::Unreadable.because(format!("cannot be read: {e}")))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(64), |mut s, b| {
+        let _ = write!(s, "{b:02x}"); // writing to a String does not fail
+        s
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn file(dir: &Path, bytes: &[u8]) -> File {
+        let path = dir.join("original.so");
+        fs::write(&path, bytes).expect("write");
+        File::open(path).expect("open")
+    }
+
+    #[test]
+    fn a_copy_has_the_digest_as_name_and_is_private() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let store = ObjectStore::open(&dir.path().join("cache")).expect("store");
+        let object = store.intern(&file(dir.path(), b"abc")).expect("copy");
+        let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(object.sha256, known);
+        assert_eq!(fs::read(&object.path).expect("read"), b"abc");
+        assert_eq!(
+            object.path.metadata().expect("metadata").mode() & 0o777,
+            0o400
+        );
+        let objects = object.path.parent().expect("parent");
+        assert_eq!(objects.metadata().expect("metadata").mode() & 0o777, 0o700);
+        assert_eq!(
+            fs::read_dir(objects).expect("list").count(),
+            1,
+            "nothing else is left"
+        );
+    }
+
+    #[test]
+    fn an_equal_copy_is_kept_and_a_spoiled_one_replaced() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let store = ObjectStore::open(dir.path()).expect("store");
+        let original = file(dir.path(), &vec![7; 3 * BLOCK + 5]);
+        let first = store.intern(&original).expect("copy");
+        let inode = first.path.metadata().expect("metadata").ino();
+        assert_eq!(store.intern(&original).expect("copy"), first);
+        assert_eq!(
+            first.path.metadata().expect("metadata").ino(),
+            inode,
+            "not rewritten"
+        );
+        for spoiled in [&b"x"[..], &vec![7; 3 * BLOCK + 6]] {
+            fs::remove_file(&first.path).expect("remove");
+            fs::write(&first.path, spoiled).expect("spoil");
+            assert_eq!(store.intern(&original).expect("copy"), first);
+            assert_eq!(fs::read(&first.path).expect("read").len(), 3 * BLOCK + 5);
+        }
+    }
+
+    #[test]
+    fn an_unusable_cache_says_so() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        fs::write(dir.path().join("file"), "x").expect("write");
+        let error = ObjectStore::open(&dir.path().join("file")).expect_err("a file in the way");
+        let text = error.to_string();
+        assert!(
+            text.contains("STRUCTURES_CACHE_DIR") && text.contains("objects"),
+            "{text}"
+        );
+
+        let store = ObjectStore::open(dir.path()).expect("store");
+        fs::remove_dir(&store.dir).expect("remove");
+        match store.intern(&file(dir.path(), b"abc")) {
+            Err(StoreFailure::Cache(error)) => assert!(error.to_string().contains("create")),
+            other => panic!("expected a cache error, found {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_failed_copy_leaves_nothing_behind() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let store = ObjectStore::open(dir.path()).expect("store");
+        // Reading a directory fails after the temporary file was made.
+        let directory = File::open(dir.path()).expect("open");
+        assert!(matches!(
+            store.write(&directory),
+            Err(StoreFailure::Candidate(_))
+        ));
+        assert_eq!(fs::read_dir(&store.dir).expect("list").count(), 0);
+    }
+
+    #[test]
+    fn a_full_disk_is_the_cache_s_failure() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let original = file(dir.path(), b"abc");
+        let full = OpenOptions::new()
+            .write(true)
+            .open("/dev/full")
+            .expect("open");
+        match copy_hashed(&original, full, Path::new("objects/x")) {
+            Err(StoreFailure::Cache(error)) => {
+                let text = error.to_string();
+                assert!(
+                    text.contains("objects/x") && text.contains("free some space"),
+                    "{text}"
+                );
+            }
+            other => panic!("expected a cache error, found {other:?}"),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! The few system calls that std does not offer, each behind a safe function.
+//!
+//! Owns: secure-execution test, process limits, group kill, readiness of pipes, moving stdout away. Knows nothing
+//! of plugins.
+
+use std::ffi::{CStr, OsStr};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Whether this process runs with raised rights (set-uid and the like), so that its environment belongs to
+/// somebody else.
+pub fn secure_execution() -> bool {
+    // SAFETY: getauxval reads a value the kernel placed at start; any key is allowed.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// Effective group of the process.
+pub fn effective_group() -> u32 {
+    // SAFETY: getegid has no precondition and cannot fail.
+    unsafe { libc::getegid() }
+}
+
+/// Home directory of the effective user, from the user database, without looking at the environment.
+pub fn home_from_user_database() -> Option<PathBuf> {
+    let mut buffer = vec![0_u8; 16 * 1024];
+    // SAFETY: an all-zero passwd is a valid value (null pointers and zeros).
+    let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
+    let mut found: *mut libc::passwd = std::ptr::null_mut();
+    // SAFETY: every pointer refers to a live local of the stated size; the result points into `buffer`.
+    let status = unsafe {
+        libc::getpwuid_r(
+            libc::geteuid(),
+            &mut entry,
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            &mut found,
+        )
+    };
+    if status != 0 || found.is_null() || entry.pw_dir.is_null() {
+        return None;
+    }
+    // SAFETY: pw_dir is a NUL-terminated string inside `buffer`, which is still alive.
+    let dir = unsafe { CStr::from_ptr(entry.pw_dir) };
+    let path = PathBuf::from(OsStr::from_bytes(dir.to_bytes()));
+    path.is_absolute().then_some(path)
+}
+
+/// Kills the whole process group `group` (made by `process_group(0)`).
+pub fn kill_group(group: u32) {
+    let Ok(group) = i32::try_from(group) else {
+        return;
+    };
+    if group > 1 {
+        // SAFETY: kill has no memory effects here; a negative id names a group.
+        unsafe { libc::kill(-group, libc::SIGKILL) };
+    }
+}
+
+/// Whether the child `pid` has ended. Does not reap it, so its id stays its own.
+pub fn has_exited(pid: u32) -> io::Result<bool> {
+    // SAFETY: an all-zero siginfo is a valid value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: `info` is live and writable.
+    check(unsafe { libc::waitid(libc::P_PID, pid, &mut info, options) })?;
+    // SAFETY: waitid filled the struct, or left the zero that means "still running".
+    Ok(unsafe { info.si_pid() } != 0)
+}
+
+/// Name of a signal.
+pub fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGILL => "SIGILL",
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGTRAP => "SIGTRAP",
+        libc::SIGXCPU => "SIGXCPU",
+        _ => return format!("signal {signal}"),
+    };
+    format!("signal {signal} ({name})")
+}
+
+/// Makes reads of `fd` return instead of waiting.
+pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: `fd` is open for the length of the call; F_GETFL takes no pointer.
+    let flags = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
+    // SAFETY: as above; F_SETFL takes an integer.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) })?;
+    Ok(())
+}
+
+/// Waits until one of `fds` can be read or is closed on the other side, or `timeout` passed.
+pub fn wait_readable(fds: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<()> {
+    let mut polled: Vec<libc::pollfd> = fds
+        .iter()
+        .map(|fd| libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        })
+        .collect();
+    let millis = timeout.as_millis().clamp(1, i32::MAX as u128) as libc::c_int;
+    // SAFETY: the pointer and the count describe the live vector.
+    let n = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) };
+    match check(n) {
+        Err(e) if e.kind() != io::ErrorKind::Interrupted => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Limits this process for the short life of a scan: no core file, `cpu_seconds` of processor time, and it dies
+/// with its parent.
+pub fn limit_scan_process(cpu_seconds: u64) {
+    for (resource, value) in [(libc::RLIMIT_CORE, 0), (libc::RLIMIT_CPU, cpu_seconds)] {
+        let limit = libc::rlimit {
+            rlim_cur: value,
+            rlim_max: value,
+        };
+        // SAFETY: `limit` is a live, initialised struct. A failure leaves the old limit, which is harmless.
+        unsafe { libc::setrlimit(resource, &limit) };
+    }
+    // SAFETY: PR_SET_PDEATHSIG takes an integer and only concerns this process.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+}
+
+/// Gives the process's real stdout to the caller and points descriptor 1 at stderr.
+///
+/// After it nothing that prints on "stdout" (a library's constructor, a stray `println!`) can mix with what the
+/// caller writes to the returned file. A program whose stdout is a document does this before it opens a plugin.
+pub fn take_stdout() -> io::Result<File> {
+    // SAFETY: F_DUPFD_CLOEXEC makes a new descriptor owned by nobody else.
+    let kept = check(unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_DUPFD_CLOEXEC, 10) })?;
+    // SAFETY: `kept` was just created and is not owned elsewhere.
+    let kept = unsafe { OwnedFd::from_raw_fd(kept) };
+    // SAFETY: dup2 replaces descriptor 1, which std treats as a process global that is never closed.
+    check(unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) })?;
+    Ok(File::from(kept))
+}
+
+/// Ends the process at once: no destructors, no exit handlers, so that a library cannot spoil the exit.
+pub fn exit_now(code: i32) -> ! {
+    // SAFETY: _exit does not return and runs no code of this process.
+    unsafe { libc::_exit(code) }
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_database_knows_a_home() {
+        assert!(!secure_execution(), "tests do not run set-uid");
+        if let Some(home) = home_from_user_database() {
+            assert!(home.is_absolute());
+        }
+    }
+
+    #[test]
+    fn signals_have_names() {
+        assert_eq!(signal_name(libc::SIGABRT), "signal 6 (SIGABRT)");
+        assert_eq!(signal_name(50), "signal 50");
+    }
+}

@@ -1,0 +1,140 @@
+//! What can be wrong with the fixture, each once.
+
+/// A planted fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// Nothing is wrong.
+    None,
+    /// Every output is 1.01 times what it should be.
+    Scaled,
+    /// A bound form uses the weights of the first form of the same shape that has other ones: a layer with another
+    /// layer's weights.
+    Swapped,
+    /// Only the first half of every output is written.
+    Half,
+    /// The third call of a bound form answers an error.
+    ErrorThirdCall,
+    /// The 300th call of a bound form answers an error: long after parity was judged.
+    ErrorLate,
+    /// Every call panics.
+    PanicInCall,
+    /// The third call of a bound form panics.
+    PanicThirdCall,
+    /// Every call does its work eleven times.
+    Slow,
+    /// One output value is NaN.
+    NonFinite,
+    /// Declares an architecture that this machine is not.
+    WrongArch,
+    /// Declares something that is no architecture.
+    MalformedArch,
+    /// Was built for another major of the plugin API.
+    ApiMajor2,
+    /// Was built for a later minor, and needs nothing of it.
+    ApiMinorNewer,
+    /// Requires a host feature that does not exist.
+    Requires,
+    /// `describe` panics.
+    DescribePanics,
+    /// `describe` never returns.
+    DescribeHangs,
+    /// `describe` ends the process by a signal.
+    DescribeAborts,
+    /// The document is not valid.
+    BadDescribe,
+    /// The document is another one after the scan.
+    DescribeChanges,
+    /// `open` answers an error.
+    OpenFails,
+    /// Probes answer no.
+    ProbeRefuses,
+    /// Prints on stdout while it is loaded and while it describes itself; otherwise good.
+    Chatty,
+    /// Loading it ends the process by a signal.
+    LoadAborts,
+    /// Loading it ends the process as if all were well.
+    LoadExits,
+    /// Loading it never returns.
+    LoadHangs,
+}
+
+impl Fault {
+    /// Every fault.
+    pub const ALL: &'static [Fault] = &[
+        Fault::None,
+        Fault::Scaled,
+        Fault::Swapped,
+        Fault::Half,
+        Fault::ErrorThirdCall,
+        Fault::ErrorLate,
+        Fault::PanicInCall,
+        Fault::PanicThirdCall,
+        Fault::Slow,
+        Fault::NonFinite,
+        Fault::WrongArch,
+        Fault::MalformedArch,
+        Fault::ApiMajor2,
+        Fault::ApiMinorNewer,
+        Fault::Requires,
+        Fault::DescribePanics,
+        Fault::DescribeHangs,
+        Fault::DescribeAborts,
+        Fault::BadDescribe,
+        Fault::DescribeChanges,
+        Fault::OpenFails,
+        Fault::ProbeRefuses,
+        Fault::Chatty,
+        Fault::LoadAborts,
+        Fault::LoadExits,
+        Fault::LoadHangs,
+    ];
+
+    /// Its name in a trailer.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::None => "none",
+            Fault::Scaled => "scaled",
+            Fault::Swapped => "swapped",
+            Fault::Half => "half",
+            Fault::ErrorThirdCall => "error_third_call",
+            Fault::ErrorLate => "error_late",
+            Fault::PanicInCall => "panic_in_call",
+            Fault::PanicThirdCall => "panic_third_call",
+            Fault::Slow => "slow",
+            Fault::NonFinite => "non_finite",
+            Fault::WrongArch => "wrong_arch",
+            Fault::MalformedArch => "malformed_arch",
+            Fault::ApiMajor2 => "api_major_2",
+            Fault::ApiMinorNewer => "api_minor_newer",
+            Fault::Requires => "requires",
+            Fault::DescribePanics => "describe_panics",
+            Fault::DescribeHangs => "describe_hangs",
+            Fault::DescribeAborts => "describe_aborts",
+            Fault::BadDescribe => "bad_describe",
+            Fault::DescribeChanges => "describe_changes",
+            Fault::OpenFails => "open_fails",
+            Fault::ProbeRefuses => "probe_refuses",
+            Fault::Chatty => "chatty",
+            Fault::LoadAborts => "load_aborts",
+            Fault::LoadExits => "load_exits",
+            Fault::LoadHangs => "load_hangs",
+        }
+    }
+
+    /// The fault of this name.
+    pub fn from_name(name: &str) -> Option<Fault> {
+        Fault::ALL.iter().copied().find(|f| f.name() == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_read_back() {
+        for fault in Fault::ALL {
+            assert_eq!(Fault::from_name(fault.name()), Some(*fault));
+        }
+    }
+}
