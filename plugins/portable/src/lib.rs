@@ -1,0 +1,134 @@
+//! The portable backend: scalar Rust for any CPU, the yardstick other backends are measured
+//! against.
+//!
+//! It exists so that every structure and every wire format has at least one form that is simple
+//! enough to be believed, on any machine. It is declared `role: reference`: its forms are tried
+//! last and bound only where nothing else is. Clarity comes before speed, but a product is blocked
+//! and spread over the host's threads, so that a whole model can be run with it.
+//!
+//! One file of `forms` a structure, one value of `format::Format` a number format, and every
+//! structure in every format is a form: the list in `forms` drives `describe`, `probe` and `bind`.
+//!
+//! It owns no number format (the SDK's `formats` define them), no thread (the host lends its pool)
+//! and no structure's meaning (the catalog's). Names of slots, points and axes are the catalog's.
+//!
+//! Its architecture is the one it was compiled for: the code uses nothing beyond the target's
+//! baseline, so a feature list would promise too much and an empty list would skip the check.
+
+#![forbid(unsafe_code)]
+
+mod activation;
+mod boundary;
+mod format;
+mod forms;
+mod linear;
+mod packed;
+mod pool;
+mod ports;
+#[cfg(test)]
+mod testing;
+
+use std::sync::Arc;
+
+use structures_plugin_api::describe::Description;
+use structures_plugin_api::export_backend;
+use structures_plugin_api::sdk::{Backend, BindRequest, BoundForm, Failure, Host};
+
+use crate::pool::Pool;
+
+/// The backend.
+#[derive(Debug)]
+pub struct Portable {
+    shared: Shared,
+}
+
+/// What every bound form keeps a handle on.
+#[derive(Clone, Debug)]
+struct Shared {
+    host: Host,
+    pool: Arc<Pool>,
+}
+
+impl Backend for Portable {
+    fn description() -> Description {
+        let mut description = Description::new("portable", "structures", env!("CARGO_PKG_VERSION"));
+        description.archs = vec![std::env::consts::ARCH.into()];
+        description.role = Some("reference".into());
+        description.forms = forms::declarations();
+        description
+    }
+
+    fn open(host: Host) -> Result<Self, Failure> {
+        Ok(Portable {
+            shared: Shared {
+                host,
+                pool: Arc::default(),
+            },
+        })
+    }
+
+    fn bind(&self, request: &BindRequest<'_>) -> Result<Box<dyn BoundForm>, Failure> {
+        forms::bind(&self.shared, request)
+    }
+}
+
+export_backend!(Portable);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use structures_plugin_api::describe::ProbeShapes;
+
+    #[test]
+    fn the_description_is_a_yardsticks() {
+        let description = Portable::description();
+        assert_eq!(description.role.as_deref(), Some("reference"));
+        assert_eq!(description.archs, [std::env::consts::ARCH]);
+        let mut keys: Vec<_> = description
+            .forms
+            .iter()
+            .map(|f| (f.structure.as_str(), f.name.as_str()))
+            .collect();
+        let declared = keys.len();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(
+            (keys.len(), declared),
+            (9, 9),
+            "a structure and a name make a form unique"
+        );
+        for form in &description.forms {
+            assert!(
+                form.tolerance <= if form.quantises { 6e-2 } else { 1e-4 },
+                "{}",
+                form.name
+            );
+            assert_eq!(form.quantises, form.format != "none");
+        }
+    }
+
+    #[test]
+    fn every_declared_form_probes() {
+        let backend = Portable::open(Host::detached()).expect("opens");
+        for form in Portable::description().forms {
+            let shapes = ProbeShapes {
+                structure: form.structure.clone(),
+                span: form.spans[0].clone(),
+                rows: vec![1, 100],
+                ..ProbeShapes::default()
+            };
+            assert!(
+                backend
+                    .probe(&form.name, 0, &shapes)
+                    .expect("answers")
+                    .probed
+            );
+            let other = ProbeShapes {
+                span: "elsewhere".into(),
+                ..shapes
+            };
+            let report = backend.probe(&form.name, 0, &other).expect("answers");
+            assert_eq!(report.code.as_deref(), Some("span_unknown"));
+        }
+    }
+}

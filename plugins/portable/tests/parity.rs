@@ -1,0 +1,320 @@
+//! Every declared form against the structure's definition on equally rounded operands: what a host
+//! checks at bind, and where the declared tolerances come from.
+
+mod common;
+
+use common::{reference, relative_l2, run, slope, Case, Values};
+use structures_plugin_api::describe::FormDecl;
+use structures_plugin_api::formats::round_bf16;
+use structures_plugin_api::{Backend, DType};
+use structures_plugin_portable::Portable;
+
+/// Inputs that a structure has beside its first.
+type Inputs = Vec<(String, Option<Values>)>;
+
+fn case(
+    structure: &str,
+    span: &str,
+    inputs: Inputs,
+    weights: Inputs,
+    outputs: &[(&str, &[usize])],
+) -> Case {
+    Case {
+        structure: structure.into(),
+        span: span.into(),
+        dtype: DType::F32,
+        variant: Default::default(),
+        params: Default::default(),
+        inputs,
+        weights,
+        outputs: outputs
+            .iter()
+            .map(|(n, d)| ((*n).to_string(), d.to_vec()))
+            .collect(),
+        amax: Default::default(),
+    }
+}
+
+fn some(name: &str, values: Values) -> (String, Option<Values>) {
+    (name.into(), Some(values))
+}
+
+fn decoder_ffn(lead: &[usize], d: usize, f: usize, seed: u64) -> Vec<Case> {
+    let x_dims = [lead, &[d]].concat();
+    let x = Values::noise(&x_dims, seed, 2.0);
+    let weights = vec![
+        some("w_norm", Values::noise(&[d], seed + 1, 1.0)),
+        some(
+            "w_gate",
+            Values::noise(&[d, f], seed + 2, 2.0 / (d as f32).sqrt()),
+        ),
+        some(
+            "w_up",
+            Values::noise(&[d, f], seed + 3, 3.0 / (d as f32).sqrt()),
+        ),
+        some(
+            "w_down",
+            Values::noise(&[f, d], seed + 4, 2.0 / (f as f32).sqrt()),
+        ),
+    ];
+    let mut cases = Vec::new();
+    for (activation, mode) in [("silu", "direct"), ("gelu", "offset")] {
+        let mut ffn = case(
+            "decoder_ffn",
+            "ffn",
+            vec![some("x_after_norm", x.clone())],
+            weights.clone(),
+            &[("y", &x_dims)],
+        );
+        ffn.set("activation", activation);
+        cases.push(ffn);
+        for (scale, shift, gate) in [
+            (false, false, false),
+            (true, true, true),
+            (false, false, true),
+            (true, false, false),
+        ] {
+            let one = [vec![1; lead.len()], vec![d]].concat();
+            let cond = |name: &str, there: bool, dims: &[usize], seed: u64| {
+                (
+                    name.to_string(),
+                    there.then(|| Values::noise(dims, seed, 0.5)),
+                )
+            };
+            let inputs = vec![
+                some("x", x.clone()),
+                cond("cond_scale", scale, &x_dims, seed + 5),
+                cond("cond_shift", shift, &one, seed + 6),
+                cond("cond_gate", gate, &x_dims, seed + 7),
+            ];
+            let mut block = case(
+                "decoder_ffn",
+                "block",
+                inputs,
+                weights.clone(),
+                &[("out", &x_dims)],
+            );
+            block.set("activation", activation);
+            block.set("norm_weight_mode", mode);
+            block.set(
+                "conditioning",
+                if scale || shift || gate {
+                    "ada_ln"
+                } else {
+                    "none"
+                },
+            );
+            block.params.insert("eps".into(), serde_json::json!(1e-5));
+            cases.push(block);
+        }
+    }
+    cases
+}
+
+fn linear_proj(lead: &[usize], k: usize, n: usize, seed: u64) -> Vec<Case> {
+    let (x_dims, y_dims) = ([lead, &[k]].concat(), [lead, &[n]].concat());
+    let mut cases = Vec::new();
+    for (bias, epilogue) in [
+        ("none", "none"),
+        ("add", "none"),
+        ("add", "gelu_quant_fp8"),
+        ("none", "residual_add"),
+        ("add", "residual_add"),
+    ] {
+        let residual = (epilogue == "residual_add").then(|| Values::noise(&y_dims, seed, 1.0));
+        let mut proj = case(
+            "linear_proj",
+            "proj",
+            vec![
+                some("x", Values::noise(&x_dims, seed + 1, 2.0)),
+                ("residual".into(), residual),
+            ],
+            vec![
+                some(
+                    "w",
+                    Values::noise(&[k, n], seed + 2, 1.0 / (k as f32).sqrt()),
+                ),
+                some("b", Values::noise(&[n], seed + 3, 0.5)),
+            ],
+            &[("y", &y_dims)],
+        );
+        proj.set("bias", bias);
+        proj.set("epilogue", epilogue);
+        proj.set("in_dtype", "bf16");
+        cases.push(proj);
+    }
+    cases
+}
+
+fn qkv_pack(lead: &[usize], k: usize, widths: &[usize], seed: u64) -> Vec<Case> {
+    let mut weights = Vec::new();
+    let mut outputs = Vec::new();
+    for (i, n) in widths.iter().enumerate() {
+        let seed = seed + 2 * i as u64;
+        let size = (1 + i) as f32 / (k as f32).sqrt();
+        weights.push(some(&format!("w_{i}"), Values::noise(&[k, *n], seed, size)));
+        let bias = (i % 2 == 0).then(|| Values::noise(&[*n], seed + 1, 0.5));
+        weights.push((format!("b_{i}"), bias));
+        outputs.push((format!("y_{i}"), [lead, &[*n]].concat()));
+    }
+    let x = Values::noise(&[lead, &[k]].concat(), seed + 100, 2.0);
+    let mut pack = case("qkv_pack", "pack", vec![some("x", x)], weights, &[]);
+    pack.outputs = outputs;
+    pack.set("bind", "leaf");
+    vec![pack]
+}
+
+fn cases() -> Vec<Case> {
+    [
+        decoder_ffn(&[1], 24, 37, 1),
+        decoder_ffn(&[7], 192, 256, 2),
+        decoder_ffn(&[2, 3], 65, 530, 3),
+        linear_proj(&[1], 23, 40, 4),
+        linear_proj(&[2, 5], 640, 129, 5),
+        qkv_pack(&[1], 64, &[64, 16, 16], 6),
+        qkv_pack(&[3, 4], 577, &[31, 54], 7),
+    ]
+    .concat()
+}
+
+/// The same seat with everything rounded to bf16.
+fn as_bf16(case: &Case) -> Case {
+    let mut case = Case {
+        dtype: DType::Bf16,
+        ..case.clone()
+    };
+    let tensors = case.inputs.iter_mut().chain(&mut case.weights);
+    for values in tensors.filter_map(|(_, values)| values.as_mut()) {
+        values.data.iter_mut().for_each(|v| *v = round_bf16(*v));
+    }
+    case
+}
+
+/// Worst relative L2 of a form over all its cases.
+fn worst(form: &FormDecl, dtype: DType) -> f64 {
+    let mut worst = 0.0_f64;
+    for case in cases()
+        .iter()
+        .filter(|case| case.structure == form.structure)
+    {
+        let mut case = if dtype == DType::Bf16 {
+            as_bf16(case)
+        } else {
+            case.clone()
+        };
+        let want = reference(form, &mut case);
+        for swapped in [false, true] {
+            let got = run(&form.name, &case, swapped).unwrap_or_else(|e| panic!("{case:?}: {e}"));
+            for (got, want) in got.iter().zip(&want) {
+                let error = relative_l2(got, want);
+                let slope = slope(got, want);
+                assert!(
+                    (slope - 1.0).abs() <= 0.005,
+                    "{} {} {}: slope {slope}",
+                    case.structure,
+                    case.span,
+                    form.name
+                );
+                worst = worst.max(error);
+            }
+        }
+    }
+    worst
+}
+
+#[test]
+fn f32_boundary_within_a_tenth_of_the_declared_tolerance() {
+    for form in Portable::description().forms {
+        let error = worst(&form, DType::F32);
+        println!(
+            "{} {}: {error:.2e} of {:.0e}",
+            form.structure, form.name, form.tolerance
+        );
+        assert!(
+            error <= form.tolerance / 10.0,
+            "{} {}: {error}",
+            form.structure,
+            form.name
+        );
+    }
+}
+
+/// On a bf16 boundary one value in some may round the other way: a bf16 step is 2^-8, and bind
+/// parity allows 1e-2 there.
+#[test]
+fn bf16_boundary_within_what_bind_parity_allows() {
+    for form in Portable::description().forms {
+        let error = worst(&form, DType::Bf16);
+        println!("{} {}: {error:.2e}", form.structure, form.name);
+        assert!(error <= 2e-3, "{} {}: {error}", form.structure, form.name);
+    }
+}
+
+/// A scale that is a tenth too small must show: the comparison can fail.
+#[test]
+fn a_wrong_scale_is_seen() {
+    for form in Portable::description()
+        .forms
+        .iter()
+        .filter(|f| f.activation_format == "e4m3")
+    {
+        let mut case = cases()
+            .into_iter()
+            .find(|c| c.structure == form.structure)
+            .expect("one");
+        let want = reference(form, &mut case);
+        case.amax.values_mut().for_each(|amax| *amax *= 0.5);
+        let got = run(&form.name, &case, false).expect("runs");
+        assert!(
+            relative_l2(&got[0], &want[0]) > form.tolerance,
+            "{}",
+            form.structure
+        );
+    }
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let code = |case: &Case, form: &str| run(form, case, false).err().map(|f| f.code);
+    let ffn = decoder_ffn(&[2], 8, 12, 1).remove(1);
+    let without = |slot: &str| {
+        let mut case = ffn.clone();
+        case.weights
+            .iter_mut()
+            .filter(|(name, _)| name == slot)
+            .for_each(|(_, v)| *v = None);
+        code(&case, "f32")
+    };
+    for slot in ["w_norm", "w_gate", "w_up", "w_down"] {
+        assert_eq!(without(slot).as_deref(), Some("weight_missing"), "{slot}");
+    }
+    assert_eq!(
+        code(&ffn, "fp8_static").as_deref(),
+        Some("statistic_missing")
+    );
+    let mut case = ffn.clone();
+    case.params.clear();
+    assert_eq!(code(&case, "f32").as_deref(), Some("param_missing"));
+    let mut case = ffn.clone();
+    case.inputs[0].1 = None;
+    assert_eq!(code(&case, "f32").as_deref(), Some("view_absent"));
+    let mut case = ffn.clone();
+    case.outputs[0].0 = "elsewhere".into();
+    assert_eq!(code(&case, "f32").as_deref(), Some("param_missing"));
+
+    let mut proj = linear_proj(&[2], 8, 12, 1).remove(4);
+    proj.set("in_dtype", "fp8_static");
+    assert_eq!(code(&proj, "f32").as_deref(), Some("format_no_variant"));
+    proj.set("in_dtype", "bf16");
+    assert_eq!(code(&proj, "f32"), None);
+
+    let mut pack = qkv_pack(&[2], 8, &[4, 4], 1).remove(0);
+    pack.set("bind", "module");
+    assert_eq!(code(&pack, "f32").as_deref(), Some("format_no_variant"));
+    pack.set("bind", "leaf");
+    pack.set("in_dtype", "fp8_static");
+    assert_eq!(code(&pack, "f32").as_deref(), Some("format_no_variant"));
+    pack.set("in_dtype", "bf16_fused_quant");
+    pack.outputs.pop();
+    assert_eq!(code(&pack, "f32").as_deref(), Some("param_missing"));
+}
