@@ -1,0 +1,1035 @@
+//! The gated door: discover, locate, calibrate, decide, settle ownership, bind, judge, re-check the union, commit.
+//!
+//! Stages are generic; what varies is declared by structures, schemes and forms. Every refusal along the way is a
+//! row of the receipt, and the door itself fails only when nothing can be judged at all.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use structures_graph::session::{Install, Plan};
+use structures_graph::{OpId, ValueId};
+use structures_seams::{resolve_ownership, Claim};
+
+use crate::bind::{Bench, Bound, NotBound};
+use crate::choose::{order, qualify, row_note, Choice, Pin, Wanted};
+use crate::digest;
+use crate::error::Error;
+use crate::gates::{Floors, OutputKind, Schedule};
+use crate::host::{Host, Loaded};
+use crate::judge::{summary, Judge};
+use crate::observe::Watch;
+use crate::precision::{self, Descriptor, PrecisionSpec};
+use crate::progress::Progress;
+use crate::receipt::{
+    Assumption, CalibrationNote, CheckpointNote, ControlNote, MemoryNote, PluginNote, Receipt,
+    RefusalNote, SeatNote, TimingNote, UnitNote, SCHEMA,
+};
+use crate::samples::Samples;
+use crate::schemes::{self, Decision, SchemeRecord, Selected};
+use crate::seat::{OnGuardFail, Seat};
+use crate::sites::{Site, Survey};
+use crate::stats::{self, Calibration, Collector};
+use crate::workload::{Runner, Scores, Workload};
+
+/// What a caller may choose.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Profile name, or `auto`.
+    pub scheme: String,
+    /// Phase; by the output's kind when absent.
+    pub workload: Option<Workload>,
+    /// Percentile across samples.
+    pub percentile: f64,
+    /// Only these structures; all when empty.
+    pub structures: Vec<String>,
+    /// Floors.
+    pub floors: Floors,
+    /// Smallest speed-up of a unit.
+    pub min_speedup: f64,
+    /// Rounds and iterations of paired timing.
+    pub schedule: Schedule,
+    /// What a contract miss does.
+    pub on_guard_fail: OnGuardFail,
+    /// Pinned forms.
+    pub pins: Vec<Pin>,
+    /// Score every position.
+    pub all_positions: bool,
+}
+
+/// A judged model: the receipt, and the plan to run it with.
+pub struct Attachment {
+    /// Everything that was decided.
+    pub receipt: Receipt,
+    /// The seats that stay; empty when nothing was activated.
+    pub seats: Vec<Arc<Seat>>,
+    /// The host's plan with the active seats.
+    pub plan: Plan,
+}
+
+/// See the module.
+pub fn attach(
+    host: &Host,
+    model: &Loaded,
+    samples: &Samples,
+    options: &Options,
+    progress: &dyn Progress,
+) -> Result<Attachment, Error> {
+    let prepared = Prepared::new(host, model, samples, options, progress)?;
+    prepared.judge(progress)
+}
+
+/// Seats that nobody judged.
+pub struct Swaps {
+    /// The host's plan with the seats.
+    pub plan: Plan,
+    /// The seats, for their ledgers.
+    pub seats: Vec<Arc<Seat>>,
+    /// What was not bound, and why.
+    pub refused: Vec<RefusalNote>,
+}
+
+/// Binds without judging: the caller owns the gate and must read the ledger.
+pub fn auto_swaps(
+    host: &Host,
+    model: &Loaded,
+    samples: &Samples,
+    options: &Options,
+    progress: &dyn Progress,
+) -> Result<Swaps, Error> {
+    let mut prepared = Prepared::new(host, model, samples, options, progress)?;
+    let mut taken: Vec<Bound> = Vec::new();
+    let mut alive: BTreeSet<usize> = prepared.eligible().collect();
+    progress.stage("bind", alive.len());
+    while !alive.is_empty() {
+        let round = prepared.ownership(&alive, &taken);
+        if round.winners.is_empty() {
+            break;
+        }
+        for &site in &round.winners {
+            alive.remove(&site);
+            progress.tick();
+            let mut bound = None;
+            for choice in prepared.choices(site) {
+                // A yardstick is not worth running unless somebody asked for it.
+                let structure = &prepared.survey.sites[site].spec.name;
+                let pinned = options.pins.iter().any(|p| p.structure == *structure);
+                if choice.reference && !pinned {
+                    continue;
+                }
+                match prepared.bind(site, &choice, &round.owners) {
+                    Ok(b) => {
+                        bound = Some(b);
+                        break;
+                    }
+                    Err(refused) => prepared.refused.push(refused.note),
+                }
+            }
+            taken.extend(bound);
+        }
+    }
+    let installs = taken.iter().map(|b| b.install.clone()).collect();
+    let plan = model.session().plan(installs)?;
+    let seats = taken.into_iter().map(|b| b.seat).collect();
+    Ok(Swaps {
+        plan,
+        seats,
+        refused: prepared.refused,
+    })
+}
+
+/// Measures what a scheme asks for and nothing more.
+pub fn calibrate(
+    host: &Host,
+    model: &Loaded,
+    samples: &Samples,
+    options: &Options,
+    progress: &dyn Progress,
+) -> Result<(Calibration, Selected), Error> {
+    let prepared = Prepared::new(host, model, samples, options, progress)?;
+    Ok((prepared.calibration, prepared.selected))
+}
+
+/// One settlement of ownership.
+struct Round {
+    winners: Vec<usize>,
+    /// Site and the name of who keeps an operation it needs.
+    losers: Vec<(usize, String)>,
+    /// Operation -> who keeps it: seats that stay, and this round's winners.
+    owners: HashMap<OpId, String>,
+}
+
+/// Everything that comes before the first bind.
+struct Prepared<'a> {
+    host: &'a Host,
+    model: &'a Loaded,
+    options: &'a Options,
+    samples: &'a Samples,
+    workload: Workload,
+    kind: OutputKind,
+    survey: Survey<'a>,
+    /// Per site.
+    seams: Vec<schemes::Seam>,
+    decisions: Vec<Decision>,
+    scheme_plan: schemes::Plan,
+    selected: Selected,
+    calibration: Calibration,
+    contents: HashMap<ValueId, Tensor>,
+    judged: Vec<Vec<u32>>,
+    /// Refusals after the survey.
+    refused: Vec<RefusalNote>,
+    kept: Vec<RefusalNote>,
+}
+
+impl<'a> Prepared<'a> {
+    fn new(
+        host: &'a Host,
+        model: &'a Loaded,
+        samples: &'a Samples,
+        options: &'a Options,
+        progress: &dyn Progress,
+    ) -> Result<Self, Error> {
+        let graph = model.session().graph().clone();
+        let kind = OutputKind::of_outputs(graph.outputs.iter().map(|(name, _)| name.as_str()));
+        options.floors.check_kind(kind)?;
+        let workload = options.workload.unwrap_or(match kind {
+            OutputKind::Distribution => Workload::Decode,
+            OutputKind::Values => Workload::Prefill,
+        });
+        host.check_structures(&options.structures)?;
+        host.check_pins(&options.pins)?;
+        model.check_room(samples)?;
+        stats::percentile(&[0.0], options.percentile)?;
+        let selected = host.schemes.select(&options.scheme, &host.capabilities())?;
+
+        progress.stage("discover", 0);
+        let survey = host.survey(model, &options.structures)?;
+        let mut seams: Vec<schemes::Seam> =
+            survey.sites.iter().map(|s| scheme_seam(host, s)).collect();
+        let scheme_plan = schemes::plan(selected.scheme.as_ref(), &seams)?;
+
+        // A scheme that asks for no statistic spends no sample on fitting.
+        let judged: Vec<Vec<u32>> = if scheme_plan.is_empty() {
+            samples.samples().iter().map(|s| s.tokens.clone()).collect()
+        } else {
+            samples.judged().map(<[u32]>::to_vec).collect()
+        };
+        let fitted: Vec<&[u32]> = if scheme_plan.is_empty() {
+            Vec::new()
+        } else {
+            samples.fitted().collect()
+        };
+        let first = judged
+            .first()
+            .ok_or_else(|| Error::invalid("no_samples", "there is no sample to judge on"))?;
+        // Rows follow the length of a sample: the longest one shows the largest.
+        let longest = judged.iter().max_by_key(|s| s.len()).unwrap_or(first);
+
+        let runner = Runner::new(model.session(), longest.len());
+        let plan = model.session().host_plan();
+        progress.stage("calibrate", fitted.len() + 1);
+        let (mut calibration, contents) = measure(
+            model,
+            &survey,
+            &scheme_plan,
+            &fitted,
+            longest,
+            samples,
+            options,
+            progress,
+        )?;
+        let rows = observe_rows(
+            &runner,
+            &plan,
+            &survey,
+            longest,
+            workload,
+            options.all_positions,
+        )?;
+        calibration.note.held_out = if fitted.is_empty() || !samples.fit_residual() {
+            judged.len()
+        } else {
+            0
+        };
+        for (i, seam) in seams.iter_mut().enumerate() {
+            seam.rows = rows.get(&i).cloned().unwrap_or_default();
+            for point in &seam.points {
+                let key = format!("{}|{point}", seam.key);
+                seam.statistics.insert(
+                    point.clone(),
+                    schemes::PointStatistics {
+                        amax: calibration.amax.get(&key).copied(),
+                        channel_amax: calibration.channel_amax.get(&key).cloned(),
+                        second_moment: calibration.second_moment.get(&key).cloned(),
+                    },
+                );
+            }
+        }
+        let decisions = schemes::decide(selected.scheme.as_ref(), &seams)?;
+        let mut kept = Vec::new();
+        for (site, decision) in survey.sites.iter().zip(&decisions) {
+            if let Decision::Keep { code, reason } = decision {
+                kept.push(RefusalNote {
+                    path: site.seam.path.clone(),
+                    structure: site.spec.name.clone(),
+                    stage: "scheme".into(),
+                    code: code.clone(),
+                    reason: reason.clone(),
+                    plugin: None,
+                    form: None,
+                });
+            }
+        }
+        Ok(Prepared {
+            host,
+            model,
+            options,
+            samples,
+            workload,
+            kind,
+            survey,
+            seams,
+            decisions,
+            scheme_plan,
+            selected,
+            calibration,
+            contents,
+            judged,
+            refused: Vec::new(),
+            kept,
+        })
+    }
+
+    /// Sites the scheme did not keep on the host.
+    fn eligible(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.survey.sites.len())
+            .filter(|i| !matches!(self.decisions[*i], Decision::Keep { .. }))
+    }
+
+    /// Forms for a site in the order of choice.
+    fn choices(&self, site: usize) -> Vec<Choice<'a>> {
+        let structure = &self.survey.sites[site].spec.name;
+        let wanted = match &self.decisions[site] {
+            Decision::Route { format, .. } => Wanted::Format(format),
+            Decision::Default => Wanted::Unquantised,
+            Decision::Keep { .. } => return Vec::new(),
+        };
+        order(&self.host.forms(), structure, wanted, &self.options.pins)
+    }
+
+    /// Who keeps the operations, among sites that are still alive, against seats that are taken. Losers by seats
+    /// that stay are final; losers among the alive come back when their winner ends without a form.
+    fn ownership(&self, alive: &BTreeSet<usize>, taken: &[Bound]) -> Round {
+        let mut owners: HashMap<OpId, String> = HashMap::new();
+        for b in taken {
+            owners.extend(b.install.ops.iter().map(|op| (*op, b.install.name.clone())));
+        }
+        let mut claims = Vec::new();
+        let mut losers = Vec::new();
+        for &i in alive {
+            let site = &self.survey.sites[i];
+            let ops = &site.spans[self.claimed_span(i)].ops;
+            if let Some(owner) = ops.iter().find_map(|op| owners.get(op)) {
+                losers.push((i, owner.clone()));
+                continue;
+            }
+            claims.push(Claim {
+                seam: i,
+                precedence: site.spec.precedence,
+                ops: ops.clone(),
+            });
+        }
+        let settled = resolve_ownership(&claims);
+        for claim in claims.iter().filter(|c| settled.winners.contains(&c.seam)) {
+            let id = self.survey.sites[claim.seam].id();
+            owners.extend(claim.ops.iter().map(|op| (*op, id.clone())));
+        }
+        let by = |l: &structures_seams::Owned| (l.seam, self.survey.sites[l.by].id());
+        losers.extend(settled.losers.iter().map(by));
+        Round {
+            winners: settled.winners,
+            losers,
+            owners,
+        }
+    }
+
+    /// The span the first choice would take; the widest when there is none.
+    fn claimed_span(&self, site: usize) -> usize {
+        let s = &self.survey.sites[site];
+        self.choices(site)
+            .iter()
+            .find_map(|c| qualify(s, c, "f32", &self.seams[site].rows).ok())
+            .unwrap_or(0)
+    }
+
+    /// Binds a form at a site. `owners` says who keeps which operation: the span this form takes may be wider than
+    /// the one the site won with.
+    fn bind(
+        &self,
+        site: usize,
+        choice: &Choice<'_>,
+        owners: &HashMap<OpId, String>,
+    ) -> Result<Bound, NotBound> {
+        let s = &self.survey.sites[site];
+        let rows = &self.seams[site].rows;
+        let not = |note| {
+            Err(NotBound {
+                note,
+                distrust: false,
+            })
+        };
+        let span = match qualify(s, choice, "f32", rows) {
+            Ok(span) => span,
+            Err(note) => return not(note),
+        };
+        let blank = |code: &str, reason: String| RefusalNote {
+            path: s.seam.path.clone(),
+            structure: s.spec.name.clone(),
+            stage: "choose".into(),
+            code: code.into(),
+            reason,
+            plugin: Some(choice.plugin.into()),
+            form: Some(choice.form.name.clone()),
+        };
+        let me = s.id();
+        let other = s.spans[span]
+            .ops
+            .iter()
+            .find_map(|op| owners.get(op).filter(|o| **o != me));
+        if let Some(owner) = other {
+            let name = &s.spans[span].name;
+            let reason = format!("`{owner}` keeps an operation of span `{name}`");
+            return not(blank("owned_by", reason));
+        }
+        let form = scheme_form(choice);
+        if let Some(reason) = self.scheme_plan.undelivered(&self.seams[site], &form) {
+            return not(blank("statistic_unmeasurable", reason));
+        }
+        if let Some(dtype) = &choice.form.rounds {
+            if !self.selected.scheme.allows_rounding(dtype) {
+                let scheme = self.selected.scheme.name();
+                let reason =
+                    format!("the form rounds to {dtype}, which scheme {scheme} does not allow");
+                return not(blank("rounds_not_allowed", reason));
+            }
+        }
+        let Some(plugin) = self.host.registry.plugin(choice.plugin) else {
+            let reason = format!("plugin `{}` is not loaded", choice.plugin);
+            return not(blank("plugin_unknown", reason));
+        };
+        let bench = Bench {
+            session: self.model.session(),
+            calibration: &self.calibration,
+            contents: &self.contents,
+            on_guard_fail: self.options.on_guard_fail,
+        };
+        bench.bind(s, span, choice, plugin, rows)
+    }
+
+    /// The host's rows for every judged sample, and again for the first: they must be the same bits, or nothing can
+    /// be judged against them.
+    fn control(&self, progress: &dyn Progress) -> Result<Vec<Scores>, Error> {
+        progress.stage("control", self.judged.len() + 1);
+        let runner = Runner::new(self.model.session(), self.judged[0].len());
+        let plan = self.model.session().host_plan();
+        let score = |sample: &Vec<u32>| {
+            let all = self.options.all_positions;
+            let samples = std::slice::from_ref(sample);
+            runner.score(&plan, samples, self.workload, all, None, || progress.tick())
+        };
+        let reference: Vec<Scores> = self.judged.iter().map(score).collect::<Result<_, _>>()?;
+        if !score(&self.judged[0])?.identical(&reference[0]) {
+            return Err(Error::Control {
+                detail: "first judged sample, twice before attaching".into(),
+            });
+        }
+        Ok(reference)
+    }
+
+    fn judge(mut self, progress: &dyn Progress) -> Result<Attachment, Error> {
+        let reference = self.control(progress)?;
+        let judge = Judge {
+            runner: Runner::new(self.model.session(), self.judged[0].len()),
+            host: self.model.session().host_plan(),
+            samples: &self.judged.clone(),
+            reference,
+            workload: self.workload,
+            all_positions: self.options.all_positions,
+            kind: self.kind,
+            floors: self.options.floors.clone(),
+            min_speedup: self.options.min_speedup,
+            schedule: self.options.schedule,
+            judged_on: self.judged_on().into(),
+            row_note: row_note(self.seams.first().map_or(&[], |s| s.rows.as_slice())),
+            progress,
+        };
+        let mut active: Vec<Bound> = Vec::new();
+        let mut units: Vec<UnitNote> = Vec::new();
+        let mut alive: BTreeSet<usize> = self.eligible().collect();
+        let mut lost: Vec<(usize, String)>;
+        loop {
+            let round = self.ownership(&alive, &active);
+            lost = round.losers;
+            // One structure at a time, the highest precedence first: what loses to it comes back, if it comes back,
+            // before its own structure is judged, so there is one unit a (structure, form).
+            let rank = |i: &usize| {
+                let spec = self.survey.sites[*i].spec;
+                (std::cmp::Reverse(spec.precedence), spec.name.clone())
+            };
+            let Some(first) = round.winners.iter().min_by_key(|i| rank(i)) else {
+                break;
+            };
+            let name = self.survey.sites[*first].spec.name.clone();
+            let sites: Vec<usize> = round
+                .winners
+                .iter()
+                .copied()
+                .filter(|i| self.survey.sites[*i].spec.name == name)
+                .collect();
+            sites.iter().for_each(|site| {
+                alive.remove(site);
+            });
+            active.extend(self.structure(&judge, &name, sites, &round.owners, &mut units)?);
+        }
+        let union = self.union(&judge, &mut active, progress)?;
+        for (site, owner) in lost {
+            let s = &self.survey.sites[site];
+            let ended = if active.is_empty() {
+                ", and ended with the union"
+            } else {
+                ""
+            };
+            self.kept.push(RefusalNote {
+                path: s.seam.path.clone(),
+                structure: s.spec.name.clone(),
+                stage: "ownership".into(),
+                code: "owned_by".into(),
+                reason: format!("`{owner}` keeps an operation this seam needs{ended}"),
+                plugin: None,
+                form: None,
+            });
+        }
+        let detach_identical = {
+            let again = judge.runner.score(
+                &judge.host,
+                &self.judged[..1],
+                self.workload,
+                self.options.all_positions,
+                None,
+                || {},
+            )?;
+            again.identical(&judge.reference[0])
+        };
+        if !detach_identical {
+            // A form wrote where it must not; what it did to the host cannot be told apart from its own results.
+            let detail = "before attaching and after detaching, first judged sample".into();
+            return Err(Error::Control { detail });
+        }
+        self.commit(active, units, union, detach_identical)
+    }
+
+    /// Tries the forms of one structure in order; the first that passes stays.
+    fn structure(
+        &mut self,
+        judge: &Judge<'_>,
+        name: &str,
+        mut sites: Vec<usize>,
+        owners: &HashMap<OpId, String>,
+        units: &mut Vec<UnitNote>,
+    ) -> Result<Vec<Bound>, Error> {
+        let mut active = Vec::new();
+        // Sites of one structure may be routed differently: one unit a (structure, form).
+        while let Some(first) = sites.first().copied() {
+            let decision = self.decisions[first].clone();
+            let (mine, rest): (Vec<usize>, Vec<usize>) = sites
+                .into_iter()
+                .partition(|s| self.decisions[*s] == decision);
+            sites = rest;
+            let choices = self.choices(first);
+            if choices.is_empty() {
+                let wanted = match &decision {
+                    Decision::Route { format, .. } => format!("in format `{format}`"),
+                    _ => "that does not quantise".into(),
+                };
+                for site in &mine {
+                    let s = &self.survey.sites[*site];
+                    self.refused.push(RefusalNote {
+                        path: s.seam.path.clone(),
+                        structure: name.into(),
+                        stage: "choose".into(),
+                        code: "format_no_variant".into(),
+                        reason: format!("no loaded plugin has a form of `{name}` {wanted}"),
+                        plugin: None,
+                        form: None,
+                    });
+                }
+                continue;
+            }
+            // What a form could not be bound at is offered to the next one.
+            let mut open = mine;
+            for choice in choices {
+                if open.is_empty() {
+                    break;
+                }
+                if let Some(bounds) = self.unit(judge, name, &open, &choice, owners, units)? {
+                    open.retain(|site| {
+                        let key = &self.survey.sites[*site].seam.key;
+                        !bounds.iter().any(|b| b.note.key == *key)
+                    });
+                    active.extend(bounds);
+                }
+            }
+        }
+        Ok(active)
+    }
+
+    /// One unit: binds a form at every site it can, judges them together.
+    fn unit(
+        &mut self,
+        judge: &Judge<'_>,
+        name: &str,
+        sites: &[usize],
+        choice: &Choice<'_>,
+        owners: &HashMap<OpId, String>,
+        units: &mut Vec<UnitNote>,
+    ) -> Result<Option<Vec<Bound>>, Error> {
+        let label = format!("{name} {}:{}", choice.plugin, choice.form.name);
+        judge.progress.stage(&format!("bind {label}"), sites.len());
+        let mut bounds: Vec<Bound> = Vec::new();
+        let mut verdict: Option<(String, String)> = None;
+        let mut last = None;
+        for site in sites {
+            judge.progress.tick();
+            match self.bind(*site, choice, owners) {
+                Ok(b) => bounds.push(b),
+                Err(refused) => {
+                    last = Some((refused.note.code.clone(), refused.note.reason.clone()));
+                    if refused.distrust {
+                        let path = &refused.note.path;
+                        let reason = format!("at `{path}`: {}", refused.note.reason);
+                        verdict = Some((refused.note.code.clone(), reason));
+                        break;
+                    }
+                    self.refused.push(refused.note);
+                }
+            }
+        }
+        if verdict.is_none() && bounds.is_empty() {
+            let (code, reason) = last.unwrap_or_default();
+            verdict = Some((
+                code,
+                format!("no site could be bound; the last refusal: {reason}"),
+            ));
+        }
+        let mut note = match verdict {
+            Some((code, reason)) => UnitNote {
+                seams: sites.len(),
+                paths: sites
+                    .iter()
+                    .map(|s| self.survey.sites[*s].seam.key.clone())
+                    .collect(),
+                outcome: "refused".into(),
+                band: "unknown".into(),
+                code: Some(code),
+                reason: Some(reason),
+                ..UnitNote::default()
+            },
+            None => {
+                let total = self.judged.len()
+                    + 2 * (self.options.schedule.rounds() * (self.options.schedule.iters() + 1))
+                        as usize;
+                judge.progress.stage(&format!("judge {label}"), total);
+                let installs: Vec<Install> = bounds.iter().map(|b| b.install.clone()).collect();
+                let seats: Vec<Arc<Seat>> = bounds.iter().map(|b| b.seat.clone()).collect();
+                judge.judge(installs, &seats)?
+            }
+        };
+        note.name = name.into();
+        note.structure = name.into();
+        note.form = choice.form.name.clone();
+        note.plugin = choice.plugin.into();
+        let passed = note.outcome == "activated";
+        units.push(note);
+        Ok(passed.then_some(bounds))
+    }
+
+    /// Winners together, judged again; any failure refuses all of them.
+    fn union(
+        &mut self,
+        judge: &Judge<'_>,
+        active: &mut Vec<Bound>,
+        progress: &dyn Progress,
+    ) -> Result<Option<UnitNote>, Error> {
+        if active.is_empty() {
+            return Ok(None);
+        }
+        let total = self.judged.len()
+            + 2 * (self.options.schedule.rounds() * (self.options.schedule.iters() + 1)) as usize;
+        progress.stage("judge union", total);
+        let installs: Vec<Install> = active.iter().map(|b| b.install.clone()).collect();
+        let seats: Vec<Arc<Seat>> = active.iter().map(|b| b.seat.clone()).collect();
+        let mut note = judge.judge(installs, &seats)?;
+        note.name = "union".into();
+        let names = |f: fn(&SeatNote) -> String| -> String {
+            let set: BTreeSet<String> = active.iter().map(|b| f(&b.note)).collect();
+            set.into_iter().collect::<Vec<_>>().join("+")
+        };
+        note.structure = names(|n| n.structure.clone());
+        note.form = names(|n| n.form.clone());
+        note.plugin = names(|n| n.plugin.clone());
+        if note.outcome != "activated" {
+            let code = note.code.take().unwrap_or_default();
+            let reason = note.reason.take().unwrap_or_default();
+            note.reason = Some(format!("union: {code}: {reason}"));
+            note.code = Some("union_failed".into());
+            active.clear();
+        }
+        Ok(Some(note))
+    }
+
+    fn judged_on(&self) -> &'static str {
+        if self.samples.fit_residual() && !self.scheme_plan.is_empty() {
+            "the samples scales were fitted on (a fit residual)"
+        } else {
+            "held-out samples"
+        }
+    }
+
+    fn rows(&self) -> Vec<u64> {
+        let mut rows: Vec<u64> = self
+            .seams
+            .iter()
+            .flat_map(|s| s.rows.iter().copied())
+            .collect();
+        rows.sort_unstable();
+        rows.dedup();
+        rows
+    }
+
+    fn commit(
+        mut self,
+        active: Vec<Bound>,
+        mut units: Vec<UnitNote>,
+        union: Option<UnitNote>,
+        detach_identical: bool,
+    ) -> Result<Attachment, Error> {
+        if active.is_empty() {
+            for unit in units.iter_mut().filter(|u| u.outcome == "activated") {
+                unit.outcome = "refused".into();
+                unit.code = Some("union_failed".into());
+                unit.reason = Some("passed alone; the union of all units did not".into());
+            }
+        }
+        let seats: Vec<Arc<Seat>> = active.iter().map(|b| b.seat.clone()).collect();
+        let ledger = summary(&seats);
+        let installs = active.iter().map(|b| b.install.clone()).collect();
+        let plan = self.model.session().plan(installs)?;
+        let schedule = self.options.schedule;
+        let threads = structures_loader::pool::Pool::global().threads();
+        let note = self.calibration.note.clone();
+        let used: BTreeSet<&str> = units
+            .iter()
+            .map(|u| u.plugin.as_str())
+            .filter(|p| !p.is_empty())
+            .collect();
+        let mut refused = std::mem::take(&mut self.survey.refused);
+        refused.append(&mut self.refused);
+        let mut receipt = Receipt {
+            schema: SCHEMA,
+            environment: self.host.environment(),
+            model: self.model.name().into(),
+            checkpoint: CheckpointNote {
+                file: self.model.file(),
+                hash: self.model.hash()?,
+                sha256: self.model.sha256()?,
+                architecture: self.model.architecture(),
+                dtype: "f32".into(),
+            },
+            workload: self.workload.name().into(),
+            output_kind: self.kind.name().into(),
+            scheme: SchemeRecord::new(&self.selected, &self.seams, &self.decisions),
+            floors: self
+                .options
+                .floors
+                .iter()
+                .map(|(k, v)| (k.to_string(), v))
+                .collect(),
+            min_speedup: self.options.min_speedup,
+            timing: TimingNote {
+                method: "paired, alternating; medians of per-round ratios".into(),
+                rounds: schedule.rounds() as usize,
+                iters: schedule.iters() as usize,
+                threads,
+                baseline: format!("session on candle f32, {threads} threads"),
+                iteration: match self.workload {
+                    Workload::Decode => "one token after a prefilled prompt".into(),
+                    Workload::Prefill => format!("one prompt of {} tokens", self.judged[0].len()),
+                },
+            },
+            calibration: CalibrationNote {
+                note,
+                fit_residual: self.samples.fit_residual() && !self.scheme_plan.is_empty(),
+                rows: self.rows(),
+            },
+            control: ControlNote {
+                // Anything else ended the door in `control`, and after detaching in `judge`.
+                repeat_identical: true,
+                detach_identical,
+            },
+            plugins: self
+                .host
+                .registry
+                .loaded()
+                .iter()
+                .filter(|p| used.contains(p.id()))
+                .map(|p| PluginNote {
+                    id: p.id().into(),
+                    version: p.description().version.clone(),
+                    sha256: p.sha256().into(),
+                })
+                .collect(),
+            spec_digests: self
+                .survey
+                .sites
+                .iter()
+                .map(|s| {
+                    (
+                        format!("{}@{}", s.spec.name, s.spec.version),
+                        s.spec.digest.clone(),
+                    )
+                })
+                .collect(),
+            assumed: self
+                .survey
+                .sites
+                .iter()
+                .flat_map(|s| {
+                    s.seam.assumptions.iter().map(|a| Assumption {
+                        path: s.seam.path.clone(),
+                        structure: s.spec.name.clone(),
+                        text: a.text.clone(),
+                    })
+                })
+                .collect(),
+            refused,
+            kept_host: std::mem::take(&mut self.kept),
+            negotiated: Vec::new(),
+            units,
+            union,
+            ledger,
+            seams_active: active.iter().map(|b| b.note.key.clone()).collect(),
+            memory: MemoryNote {
+                packed_bytes: active.iter().map(|b| b.packed_bytes).sum(),
+                scratch_bytes: active.iter().map(|b| b.scratch_bytes).sum(),
+            },
+            seats: active.iter().map(|b| b.note.clone()).collect(),
+            precision_spec: executed(&active, &self.calibration.note)?,
+            digest: String::new(),
+        };
+        receipt.digest = digest::digest(&serde_json::to_value(&receipt).map_err(not_json)?)?;
+        Ok(Attachment {
+            receipt,
+            seats,
+            plan,
+        })
+    }
+}
+
+fn not_json(e: serde_json::Error) -> Error {
+    Error::invalid(
+        "record_invalid",
+        format!("the receipt cannot be written as JSON: {e}"),
+    )
+}
+
+/// A calibration in which nothing was measured.
+pub(crate) fn nothing(note: stats::CalibrationNote) -> Calibration {
+    Calibration {
+        amax: BTreeMap::new(),
+        channel_amax: BTreeMap::new(),
+        second_moment: BTreeMap::new(),
+        observations: BTreeMap::new(),
+        note,
+    }
+}
+
+/// The scales bound forms really execute, with the dtype of each form.
+fn executed(active: &[Bound], note: &stats::CalibrationNote) -> Result<PrecisionSpec, Error> {
+    let mut spec = PrecisionSpec {
+        source: note.source.clone(),
+        ..PrecisionSpec::default()
+    };
+    for bound in active {
+        let dtype = match bound.note.activation_format.as_str() {
+            "e4m3" => precision::FP8,
+            "int8" => precision::INT8,
+            _ => continue,
+        };
+        for (name, values) in &bound.note.statistics {
+            let (Some(point), [amax]) = (name.strip_suffix("|amax|tensor"), values.as_slice())
+            else {
+                continue;
+            };
+            let descriptor = Descriptor::calibrated(dtype, *amax, note.samples, note.percentile)?;
+            spec.activations
+                .insert(format!("{}|{point}", bound.note.key), descriptor);
+        }
+    }
+    Ok(spec)
+}
+
+/// Every measured scale as a precision spec in FP8, for `calibrate`.
+pub fn precision_spec(calibration: &Calibration) -> Result<PrecisionSpec, Error> {
+    let note = &calibration.note;
+    let mut spec = PrecisionSpec {
+        source: note.source.clone(),
+        ..PrecisionSpec::default()
+    };
+    for (key, amax) in &calibration.amax {
+        let descriptor =
+            Descriptor::calibrated(precision::FP8, *amax, note.samples, note.percentile)?;
+        spec.activations.insert(key.clone(), descriptor);
+    }
+    Ok(spec)
+}
+
+fn scheme_seam(host: &Host, site: &Site<'_>) -> schemes::Seam {
+    schemes::Seam {
+        key: site.seam.key.clone(),
+        structure: site.spec.name.clone(),
+        tags: site.spec.tags.clone(),
+        consulted: site.spec.scheme == structures_catalog::spec::SchemeUse::Consulted,
+        points: site.spec.points.clone(),
+        forms: host
+            .forms()
+            .iter()
+            .filter(|c| c.form.structure == site.spec.name)
+            .map(scheme_form)
+            .collect(),
+        ..schemes::Seam::default()
+    }
+}
+
+fn scheme_form(choice: &Choice<'_>) -> schemes::Form {
+    schemes::Form {
+        plugin: choice.plugin.into(),
+        form: choice.form.name.clone(),
+        format: choice.form.format.clone(),
+        quantises: choice.form.quantises,
+        rounds: choice.form.rounds.clone(),
+        statistics: choice
+            .form
+            .statistics
+            .iter()
+            .map(|s| schemes::Want::new(&s.point, &s.statistic, &s.granularity))
+            .collect(),
+        rows: choice.form.band.rows,
+    }
+}
+
+/// Runs the fitted samples with the collector watching, and keeps what the first judged sample feeds the spans.
+#[allow(clippy::too_many_arguments)] // one call site
+fn measure(
+    model: &Loaded,
+    survey: &Survey<'_>,
+    scheme_plan: &schemes::Plan,
+    fitted: &[&[u32]],
+    first: &[u32],
+    samples: &Samples,
+    options: &Options,
+    progress: &dyn Progress,
+) -> Result<(Calibration, HashMap<ValueId, Tensor>), Error> {
+    let session = model.session();
+    let plan = session.host_plan();
+    let runner = Runner::new(session, first.len());
+    let contents = span_contents(model, survey, first)?;
+    progress.tick();
+    if fitted.is_empty() {
+        let note = stats::CalibrationNote::nothing_fitted(
+            samples.source(),
+            samples.samples().len(),
+            options.percentile,
+        );
+        return Ok((nothing(note), contents));
+    }
+    let mut keys = Vec::new();
+    for site in &survey.sites {
+        for span in &site.spans {
+            for (point, value) in &span.points {
+                let key = site.point_key(point);
+                if scheme_plan.wants.contains_key(&key)
+                    && !keys.iter().any(|(_, k): &(ValueId, String)| *k == key)
+                {
+                    keys.push((*value, key));
+                }
+            }
+        }
+    }
+    let mut watch = Watch::new(Collector::new(scheme_plan.wants.clone()), keys);
+    for sample in fitted {
+        let mut state = runner.state();
+        runner.step(&plan, sample, 0, &mut state, Some(&mut watch))?;
+        watch.collector.end_sample()?;
+        progress.tick();
+    }
+    Ok((
+        watch
+            .collector
+            .finish(options.percentile, samples.source())?,
+        contents,
+    ))
+}
+
+/// What the host feeds every span when it runs these tokens in one call.
+pub(crate) fn span_contents(
+    model: &Loaded,
+    survey: &Survey<'_>,
+    tokens: &[u32],
+) -> Result<HashMap<ValueId, Tensor>, Error> {
+    let inputs = survey.sites.iter().flat_map(|s| {
+        s.spans
+            .iter()
+            .flat_map(|span| span.inputs.iter().filter_map(|(_, v)| *v))
+    });
+    let mut watch = Watch::new(Collector::new(stats::Wants::new()), []).content(inputs);
+    let runner = Runner::new(model.session(), tokens.len());
+    let mut state = runner.state();
+    runner.step(
+        &model.session().host_plan(),
+        tokens,
+        0,
+        &mut state,
+        Some(&mut watch),
+    )?;
+    Ok(watch.into_contents())
+}
+
+/// Rows every site sees under the workload, ascending.
+fn observe_rows(
+    runner: &Runner<'_>,
+    plan: &Plan,
+    survey: &Survey<'_>,
+    sample: &[u32],
+    workload: Workload,
+    all_positions: bool,
+) -> Result<HashMap<usize, Vec<u64>>, Error> {
+    let keys = survey.sites.iter().enumerate().filter_map(|(i, s)| {
+        let value = s.spans[0].inputs.iter().find_map(|(_, v)| *v)?;
+        Some((value, i.to_string()))
+    });
+    let mut watch = Watch::new(Collector::new(stats::Wants::new()), keys);
+    runner.score(
+        plan,
+        &[sample.to_vec()],
+        workload,
+        all_positions,
+        Some(&mut watch),
+        || {},
+    )?;
+    watch.collector.end_sample()?;
+    let observed = watch.collector.finish(100.0, "rows")?.observations;
+    Ok(observed
+        .into_iter()
+        .filter_map(|(key, o)| Some((key.parse().ok()?, o.rows)))
+        .collect())
+}

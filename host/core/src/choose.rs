@@ -1,0 +1,327 @@
+//! Which forms may serve a site, in the order they are tried.
+//!
+//! Pin, then declared priority, then plugin id, then form name; a plugin that calls itself a reference comes after
+//! every other. Never directory order.
+
+use std::collections::BTreeMap;
+
+use structures_plugin_api::describe::{DimBand, FormDecl};
+
+use crate::receipt::RefusalNote;
+use crate::sites::Site;
+
+/// One form of one plugin, as a choice.
+#[derive(Clone, Debug)]
+pub struct Choice<'p> {
+    /// Plugin id.
+    pub plugin: &'p str,
+    /// The plugin is a yardstick.
+    pub reference: bool,
+    /// The declaration.
+    pub form: &'p FormDecl,
+}
+
+/// `STRUCTURE=PLUGIN[:FORM]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// Structure.
+    pub structure: String,
+    /// Plugin id.
+    pub plugin: String,
+    /// Form name; any when absent.
+    pub form: Option<String>,
+}
+
+impl std::fmt::Display for Pin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}={}", self.structure, self.plugin)?;
+        match &self.form {
+            Some(form) => write!(f, ":{form}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Pin {
+    /// Parses the switch.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || format!("pin `{text}`: expected STRUCTURE=PLUGIN or STRUCTURE=PLUGIN:FORM");
+        let (structure, rest) = text.split_once('=').ok_or_else(wrong)?;
+        let (plugin, form) = match rest.split_once(':') {
+            Some((p, f)) => (p, Some(f.to_string())),
+            None => (rest, None),
+        };
+        if structure.is_empty() || plugin.is_empty() || form.as_deref() == Some("") {
+            return Err(wrong());
+        }
+        Ok(Pin {
+            structure: structure.into(),
+            plugin: plugin.into(),
+            form,
+        })
+    }
+
+    fn allows(&self, choice: &Choice<'_>) -> bool {
+        choice.plugin == self.plugin && self.form.as_ref().is_none_or(|f| *f == choice.form.name)
+    }
+}
+
+/// What a site is wanted for.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted<'a> {
+    /// A format a scheme routed to.
+    Format(&'a str),
+    /// Any form that does not quantise.
+    Unquantised,
+}
+
+impl Wanted<'_> {
+    fn matches(self, form: &FormDecl) -> bool {
+        match self {
+            Wanted::Format(format) => form.format == format,
+            Wanted::Unquantised => !form.quantises,
+        }
+    }
+}
+
+/// All forms of all plugins for a structure, in the order of choice.
+pub fn order<'p>(
+    choices: &[Choice<'p>],
+    structure: &str,
+    wanted: Wanted<'_>,
+    pins: &[Pin],
+) -> Vec<Choice<'p>> {
+    let pin = pins.iter().find(|p| p.structure == structure);
+    let mut list: Vec<Choice<'p>> = choices
+        .iter()
+        .filter(|c| c.form.structure == structure && wanted.matches(c.form))
+        .filter(|c| pin.is_none_or(|p| p.allows(c)))
+        .cloned()
+        .collect();
+    list.sort_by(|a, b| {
+        (a.reference, -a.form.priority, a.plugin, &a.form.name).cmp(&(
+            b.reference,
+            -b.form.priority,
+            b.plugin,
+            &b.form.name,
+        ))
+    });
+    list
+}
+
+/// The span of a site a form would take, or why it cannot serve the site. `rows` are those observed at its input.
+pub fn qualify(
+    site: &Site<'_>,
+    choice: &Choice<'_>,
+    dtype: &str,
+    rows: &[u64],
+) -> Result<usize, RefusalNote> {
+    let form = choice.form;
+    let refuse = |code: &str, reason: String| {
+        Err(RefusalNote {
+            path: site.seam.path.clone(),
+            structure: site.spec.name.clone(),
+            stage: "choose".into(),
+            code: code.into(),
+            reason,
+            plugin: Some(choice.plugin.into()),
+            form: Some(form.name.clone()),
+        })
+    };
+    if !form.spec_versions.contains(&site.spec.version) {
+        return refuse(
+            "spec_version",
+            format!(
+                "the form accepts versions {:?}, the catalog has {}",
+                form.spec_versions, site.spec.version
+            ),
+        );
+    }
+    if !form.dtypes.iter().any(|d| d == dtype) {
+        return refuse(
+            "boundary_dtype",
+            format!(
+                "the host computes in {dtype}, the form accepts {:?}",
+                form.dtypes
+            ),
+        );
+    }
+    // A span may hold under several values of an axis nobody else knows, the wider one first: the form takes the
+    // first it accepts.
+    let offered: Vec<usize> = form
+        .spans
+        .iter()
+        .flat_map(|name| (0..site.spans.len()).filter(|i| site.spans[*i].name == *name))
+        .collect();
+    let Some(first) = offered.first() else {
+        let held: Vec<&str> = site.spans.iter().map(|s| s.name.as_str()).collect();
+        return refuse(
+            "span_unknown",
+            format!(
+                "the form implements {:?}, on this host {held:?} hold",
+                form.spans
+            ),
+        );
+    };
+    let accepted = offered
+        .iter()
+        .find(|i| foreign_axis(form, &variant_of(site, **i)).is_none());
+    let Some(&span) = accepted else {
+        let why = foreign_axis(form, &variant_of(site, *first)).unwrap_or_default();
+        return refuse("format_no_variant", why);
+    };
+    for (symbol, band) in &form.band.dims {
+        if let Err(reason) = within(symbol, band, site.spans[span].dims.get(symbol).copied()) {
+            return refuse("envelope", reason);
+        }
+    }
+    if let Some([lo, hi]) = form.band.rows {
+        if !rows.is_empty() && !rows.iter().any(|r| (lo..=hi).contains(r)) {
+            return refuse(
+                "form_band",
+                format!(
+                    "rows observed here: {}; the form serves {lo}..={hi}",
+                    row_note(rows)
+                ),
+            );
+        }
+    }
+    if let Some(work) = &form.band.work {
+        let median = rows.get(rows.len() / 2).copied().unwrap_or(1) as f64;
+        let dims = &site.spans[span].dims;
+        let size = work
+            .symbols
+            .iter()
+            .map(|s| dims.get(s).copied().unwrap_or(0) as f64)
+            .product::<f64>()
+            * median;
+        if size < work.min || size > work.max {
+            return refuse(
+                "form_band",
+                format!(
+                    "{median} rows x {:?} is {size:.3e}, the form serves {:.3e}..={:.3e}",
+                    work.symbols, work.min, work.max
+                ),
+            );
+        }
+    }
+    Ok(span)
+}
+
+/// The first axis whose value the form does not accept, as a sentence.
+fn foreign_axis(form: &FormDecl, variant: &BTreeMap<String, String>) -> Option<String> {
+    form.variants
+        .iter()
+        .find_map(|(axis, accepted)| match variant.get(axis) {
+            Some(value) if accepted.contains(value) => None,
+            value => {
+                let value = value.map_or("not known", String::as_str);
+                Some(format!("{axis} is {value}, the form accepts {accepted:?}"))
+            }
+        })
+}
+
+/// Host axes as the graph shows them for this span, the seam's values for the rest, form axes at their default.
+pub fn variant_of(site: &Site<'_>, span: usize) -> BTreeMap<String, String> {
+    let mut variant: BTreeMap<String, String> = site
+        .spec
+        .variants
+        .iter()
+        .filter_map(|(axis, a)| a.default.clone().map(|d| (axis.clone(), d)))
+        .collect();
+    variant.extend(
+        site.seam
+            .variant
+            .iter()
+            .map(|(k, v)| (k.clone(), v.clone())),
+    );
+    variant.extend(
+        site.spans[span]
+            .axes
+            .iter()
+            .map(|(k, v)| (k.clone(), v.clone())),
+    );
+    variant
+}
+
+fn within(symbol: &str, band: &DimBand, size: Option<u64>) -> Result<(), String> {
+    match size {
+        None => Err(format!("{symbol} is not known here")),
+        Some(n) if n < band.min || n > band.max => Err(format!(
+            "{symbol} is {n}, the form serves {}..={}",
+            band.min, band.max
+        )),
+        Some(n) if band.multiple_of > 1 && n % band.multiple_of != 0 => Err(format!(
+            "{symbol} is {n}, the form wants a multiple of {}",
+            band.multiple_of
+        )),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Distinct row counts, ascending, with how often each was seen.
+pub fn row_note(rows: &[u64]) -> String {
+    let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
+    for r in rows {
+        *counts.entry(*r).or_default() += 1;
+    }
+    let parts: Vec<String> = counts.iter().map(|(r, n)| format!("{r} (x{n})")).collect();
+    parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn form(priority: i32, format: &str) -> FormDecl {
+        FormDecl {
+            priority,
+            quantises: format != "none",
+            ..FormDecl::new("s", "f", format)
+        }
+    }
+
+    #[test]
+    fn the_order_is_priority_then_id_and_references_last() {
+        let (a, b, c) = (form(0, "q"), form(5, "q"), form(9, "q"));
+        let all = [
+            Choice {
+                plugin: "yardstick",
+                reference: true,
+                form: &c,
+            },
+            Choice {
+                plugin: "zeta",
+                reference: false,
+                form: &a,
+            },
+            Choice {
+                plugin: "alpha",
+                reference: false,
+                form: &a,
+            },
+            Choice {
+                plugin: "omega",
+                reference: false,
+                form: &b,
+            },
+        ];
+        let ids = |pins: &[Pin]| {
+            order(&all, "s", Wanted::Format("q"), pins)
+                .iter()
+                .map(|c| c.plugin)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(ids(&[]), ["omega", "alpha", "zeta", "yardstick"]);
+        assert_eq!(ids(&[Pin::parse("s=zeta").unwrap()]), ["zeta"]);
+        assert!(ids(&[Pin::parse("s=zeta:other").unwrap()]).is_empty());
+        assert!(order(&all, "s", Wanted::Unquantised, &[]).is_empty());
+    }
+
+    #[test]
+    fn a_malformed_pin_is_refused() {
+        for bad in ["s", "=p", "s=", "s=p:"] {
+            assert!(Pin::parse(bad).unwrap_err().contains(bad));
+        }
+    }
+}

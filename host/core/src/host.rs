@@ -1,0 +1,360 @@
+//! What every door starts from: the catalog, the loaded plugins, the schemes, and an opened model.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value as Json;
+use structures_catalog::Catalog;
+use structures_graph::session::Session;
+use structures_graph::{Graph, ModuleTree};
+use structures_loader::pool::Pool;
+use structures_loader::{Registry, ScanOptions};
+use structures_models::{Bindings, Description, Model};
+use structures_plugin_api::describe::ProbeShapes;
+
+use crate::choose::{Choice, Pin};
+use crate::error::Error;
+use crate::samples::Samples;
+use crate::schemes::{self, native, Capability};
+use crate::sites::{note, survey, Survey};
+
+/// Where things come from.
+#[derive(Clone, Debug, Default)]
+pub struct HostOptions {
+    /// Plugin directories, searched first.
+    pub plugins: Vec<PathBuf>,
+    /// Directories of more structures.
+    pub catalog: Vec<PathBuf>,
+}
+
+/// The host process.
+pub struct Host {
+    /// Structures.
+    pub catalog: Catalog,
+    /// Plugins.
+    pub registry: Registry,
+    /// Precision profiles.
+    pub schemes: schemes::Registry,
+    /// Host families' binding files.
+    pub bindings: Bindings,
+}
+
+impl Host {
+    /// Loads the catalog and scans for plugins.
+    pub fn open(options: &HostOptions) -> Result<Self, Error> {
+        Self::with_scan(&options.catalog, &ScanOptions::new(options.plugins.clone()))
+    }
+
+    /// As `open`, with a scan of the caller's choice.
+    pub fn with_scan(catalog_dirs: &[PathBuf], scan: &ScanOptions) -> Result<Self, Error> {
+        let catalog = open_catalog(catalog_dirs)?;
+        let bindings = Bindings::built_in()?;
+        bindings.check_structures(|name, version| match version {
+            Some(v) => catalog.get_version(name, v).is_ok(),
+            None => catalog.get(name).is_ok(),
+        })?;
+        let registry = Registry::scan(scan)?;
+        Ok(Host {
+            catalog,
+            registry,
+            schemes: schemes::Registry::builtin(),
+            bindings,
+        })
+    }
+
+    /// Every form of every loaded plugin.
+    pub fn forms(&self) -> Vec<Choice<'_>> {
+        self.registry
+            .loaded()
+            .iter()
+            .flat_map(|p| {
+                let d = p.description();
+                let reference = d.role.as_deref() == Some("reference");
+                d.forms.iter().map(move |form| Choice {
+                    plugin: &d.id,
+                    reference,
+                    form,
+                })
+            })
+            .collect()
+    }
+
+    /// What `auto` chooses from: every format of every plugin, probed at the shapes its declaration admits.
+    pub fn capabilities(&self) -> Vec<Capability> {
+        let mut list = Vec::new();
+        for plugin in self.registry.loaded() {
+            let d = plugin.description();
+            let mut formats: Vec<&str> = d.forms.iter().map(|f| f.format.as_str()).collect();
+            formats.sort_unstable();
+            formats.dedup();
+            for format in formats {
+                // Any form of the format that runs here will do.
+                let mut probed = false;
+                let mut present = Vec::new();
+                for form in d.forms.iter().filter(|f| f.format == format) {
+                    match plugin.probe(&form.name, 0, &admitted_shapes(form)) {
+                        Ok(report) => {
+                            probed |= report.probed;
+                            present.extend(report.entries.present);
+                        }
+                        Err(e) => {
+                            tracing::debug!(plugin = %d.id, form = %form.name, "probe: {e}");
+                        }
+                    }
+                }
+                list.push(Capability {
+                    plugin: d.id.clone(),
+                    reference: d.role.as_deref() == Some("reference"),
+                    native: native(format, &d.archs, &present),
+                    format: format.to_string(),
+                    probed,
+                });
+            }
+        }
+        list
+    }
+
+    /// Refuses a structure filter that names nothing.
+    pub fn check_structures(&self, names: &[String]) -> Result<(), Error> {
+        for name in names {
+            self.catalog.get(name)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses pins that name nothing, or one structure twice.
+    pub fn check_pins(&self, pins: &[Pin]) -> Result<(), Error> {
+        for (i, pin) in pins.iter().enumerate() {
+            let bad = |what: String| {
+                Err(Error::invalid(
+                    "pin_unknown",
+                    format!("pin `{pin}`: {what}"),
+                ))
+            };
+            if pins[..i].iter().any(|p| p.structure == pin.structure) {
+                return bad(format!("`{}` is pinned twice", pin.structure));
+            }
+            self.catalog.get(&pin.structure)?;
+            let Some(plugin) = self.registry.plugin(&pin.plugin) else {
+                let known: Vec<&str> = self.registry.loaded().iter().map(|p| p.id()).collect();
+                return bad(format!(
+                    "no loaded plugin `{}`; loaded: {}",
+                    pin.plugin,
+                    known.join(", ")
+                ));
+            };
+            let forms: Vec<&str> = plugin
+                .description()
+                .forms
+                .iter()
+                .filter(|f| f.structure == pin.structure)
+                .map(|f| f.name.as_str())
+                .collect();
+            if !forms
+                .iter()
+                .any(|f| pin.form.as_deref().is_none_or(|wanted| wanted == *f))
+            {
+                return bad(format!(
+                    "plugin `{}` has these forms of `{}`: {}",
+                    pin.plugin,
+                    pin.structure,
+                    if forms.is_empty() {
+                        "none".to_string()
+                    } else {
+                        forms.join(", ")
+                    }
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sites of a model.
+    pub fn survey(&self, model: &Loaded, only: &[String]) -> Result<Survey<'_>, Error> {
+        survey_with(
+            &self.catalog,
+            &self.bindings,
+            &model.model.description,
+            only,
+        )
+    }
+
+    /// Machine and versions, for receipts.
+    pub fn environment(&self) -> BTreeMap<String, Json> {
+        BTreeMap::from([
+            ("os".to_string(), Json::from(std::env::consts::OS)),
+            ("arch".to_string(), Json::from(std::env::consts::ARCH)),
+            ("cpu".to_string(), Json::from(cpu_name())),
+            ("cpu_features".to_string(), Json::from(cpu_features())),
+            ("threads".to_string(), Json::from(Pool::global().threads())),
+            (
+                "structures".to_string(),
+                Json::from(env!("CARGO_PKG_VERSION")),
+            ),
+            (
+                "plugin_api".to_string(),
+                Json::from(structures_plugin_api::abi::API_VERSION),
+            ),
+        ])
+    }
+}
+
+/// Sites of a model described from its headers; needs no plugin.
+pub fn survey_headers<'c>(
+    catalog: &'c Catalog,
+    description: &Description,
+    only: &[String],
+) -> Result<Survey<'c>, Error> {
+    survey_with(catalog, &Bindings::built_in()?, description, only)
+}
+
+fn survey_with<'c>(
+    catalog: &'c Catalog,
+    bindings: &Bindings,
+    description: &Description,
+    only: &[String],
+) -> Result<Survey<'c>, Error> {
+    for name in only {
+        catalog.get(name)?;
+    }
+    let (mut bound, mut contradicted) = (Vec::new(), Vec::new());
+    for extra in description.extra_seams(bindings)? {
+        let spec = match extra.version {
+            Some(v) => catalog.get_version(&extra.structure, v)?,
+            None => catalog.get(&extra.structure)?,
+        };
+        match crate::bound_seam::seam(spec, &description.tree, &extra) {
+            Ok(seam) => bound.push(seam),
+            Err(refusal) => contradicted.push(note("discover", &refusal)),
+        }
+    }
+    let graph: &Graph = &description.graph;
+    let tree: &ModuleTree = &description.tree;
+    let mut survey = survey(catalog, tree, graph, bound, only);
+    survey.refused.extend(contradicted);
+    Ok(survey)
+}
+
+/// One number of threads for the shared pool and for candle's products. Once, before anything runs.
+pub fn set_threads(threads: usize) -> Result<(), Error> {
+    // candle reads this variable to split its products, and rayon sizes its global pool by it.
+    std::env::set_var("RAYON_NUM_THREADS", threads.to_string());
+    structures_loader::configure_threads(threads)?;
+    Ok(())
+}
+
+/// The built-in catalog with the caller's directories.
+pub fn open_catalog(dirs: &[PathBuf]) -> Result<Catalog, Error> {
+    let mut catalog = Catalog::builtin()?;
+    for dir in dirs {
+        catalog = catalog.with_dir(dir)?;
+    }
+    Ok(catalog)
+}
+
+/// An opened model, weights in memory.
+pub struct Loaded {
+    /// The model.
+    pub model: Model,
+}
+
+impl Loaded {
+    /// Opens a checkpoint and loads its weights.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        Ok(Loaded {
+            model: Model::open(path)?,
+        })
+    }
+
+    /// The session.
+    pub fn session(&self) -> &Session {
+        &self.model.session
+    }
+
+    /// Name for reports.
+    pub fn name(&self) -> &str {
+        &self.model.description.name
+    }
+
+    /// File or directory name, without its place.
+    pub fn file(&self) -> String {
+        let path = self.model.description.checkpoint.path();
+        let full = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        full.file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    /// Short hash of the checkpoint.
+    pub fn hash(&self) -> Result<String, Error> {
+        Ok(self.model.description.checkpoint.hash()?)
+    }
+
+    /// sha256 over every byte of weights, configuration and tokenizer.
+    pub fn sha256(&self) -> Result<String, Error> {
+        Ok(self.model.description.checkpoint.digest()?)
+    }
+
+    /// Refuses samples that do not fit into the context.
+    pub fn check_room(&self, samples: &Samples) -> Result<(), Error> {
+        let max = self.model.config().max_positions;
+        match samples.samples().iter().find(|s| s.tokens.len() > max) {
+            None => Ok(()),
+            Some(s) => Err(Error::invalid(
+                "samples_invalid",
+                format!(
+                    "{}: {} tokens, the model's context holds {max}; give shorter samples",
+                    s.origin,
+                    s.tokens.len()
+                ),
+            )),
+        }
+    }
+
+    /// Architecture the checkpoint names.
+    pub fn architecture(&self) -> String {
+        self.model.description.config.model_type.clone()
+    }
+}
+
+/// Shapes the declaration of a form admits: the smallest rows, the smallest dims, the first accepted variants.
+pub fn admitted_shapes(form: &structures_plugin_api::describe::FormDecl) -> ProbeShapes {
+    ProbeShapes {
+        structure: form.structure.clone(),
+        span: form.spans.first().cloned().unwrap_or_default(),
+        rows: vec![form.band.rows.map_or(1, |[lo, _]| lo)],
+        dims: form
+            .band
+            .dims
+            .iter()
+            .map(|(symbol, band)| {
+                let step = band.multiple_of.max(1);
+                (
+                    symbol.clone(),
+                    band.min.max(1).div_ceil(step).saturating_mul(step),
+                )
+            })
+            .collect(),
+        variant: form
+            .variants
+            .iter()
+            .filter_map(|(axis, values)| Some((axis.clone(), values.first()?.clone())))
+            .collect(),
+    }
+}
+
+fn cpu_features() -> Vec<String> {
+    match structures_loader::arch::Device::host_cpu() {
+        structures_loader::arch::Device::Cpu { features, .. } => features.into_iter().collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn cpu_name() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    text.lines()
+        .find_map(|l| l.strip_prefix("model name"))
+        .map(|l| l.trim_start_matches([' ', '\t', ':']).to_string())
+        .unwrap_or_else(|| "unknown".into())
+}

@@ -1,0 +1,244 @@
+//! The gate of one unit: parity against the host, the ledger, paired latency. In that order; the first that fails
+//! refuses the unit.
+
+use std::sync::Arc;
+
+use structures_graph::session::{Install, Plan, State};
+use structures_graph::GraphError;
+
+use crate::error::Error;
+use crate::gates::{paired, BandNote, Floors, GateRefusal, Meter, OutputKind, Schedule};
+use crate::ledger::LedgerSummary;
+use crate::progress::Progress;
+use crate::receipt::{LatencyNote, UnitNote};
+use crate::seat::Seat;
+use crate::workload::{decode_split, Runner, Scores, Workload};
+
+/// What every unit of one attachment is judged with.
+pub struct Judge<'a> {
+    /// Runs plans.
+    pub runner: Runner<'a>,
+    /// The host's plan.
+    pub host: Plan,
+    /// Samples parity is judged on.
+    pub samples: &'a [Vec<u32>],
+    /// The host's rows for each of them.
+    pub reference: Vec<Scores>,
+    /// Phase.
+    pub workload: Workload,
+    /// Score every position.
+    pub all_positions: bool,
+    /// How outputs are compared.
+    pub kind: OutputKind,
+    /// Floors of the caller.
+    pub floors: Floors,
+    /// Smallest speed-up.
+    pub min_speedup: f64,
+    /// Rounds and iterations.
+    pub schedule: Schedule,
+    /// How the judged samples relate to the fit, for the band note.
+    pub judged_on: String,
+    /// Rows the workload gives a seat, for refusals.
+    pub row_note: String,
+    /// For people.
+    pub progress: &'a dyn Progress,
+}
+
+impl Judge<'_> {
+    /// Judges seats that are in no plan yet. The note says `activated` or `refused`; its names are the caller's.
+    pub fn judge(&self, installs: Vec<Install>, seats: &[Arc<Seat>]) -> Result<UnitNote, Error> {
+        let plan = self.runner.session().plan(installs)?;
+        seats.iter().for_each(|s| s.ledger.reset());
+        let mut note = UnitNote {
+            seams: seats.len(),
+            paths: seats.iter().map(|s| s.key.clone()).collect(),
+            outcome: "refused".into(),
+            band: "unknown".into(),
+            ..UnitNote::default()
+        };
+        let refusal = self.refusal(&plan, seats, &mut note)?;
+        note.ledger = summary(seats);
+        match refusal {
+            Some(r) => {
+                note.code = Some(r.code);
+                note.reason = Some(r.reason);
+            }
+            None => note.outcome = "activated".into(),
+        }
+        Ok(note)
+    }
+
+    fn refusal(
+        &self,
+        plan: &Plan,
+        seats: &[Arc<Seat>],
+        note: &mut UnitNote,
+    ) -> Result<Option<GateRefusal>, Error> {
+        let mut meter = Meter::new(self.kind);
+        for (sample, want) in self.samples.iter().zip(&self.reference) {
+            let got = self.runner.score(
+                plan,
+                std::slice::from_ref(sample),
+                self.workload,
+                self.all_positions,
+                None,
+                || self.progress.tick(),
+            );
+            let got = match got {
+                Ok(got) => got,
+                Err(Error::Graph(GraphError::Span { name, reason })) => {
+                    return Ok(Some(raised(seats, &name, &reason)));
+                }
+                Err(e) => return Err(e),
+            };
+            if let Some(r) = runtime_refusal(seats) {
+                return Ok(Some(r));
+            }
+            meter.push((&got.data, &got.shape()), (&want.data, &want.shape()))?;
+        }
+        let judgement = meter.finish()?;
+        let refusal = judgement.refusal();
+        note.metrics = judgement.metrics.clone();
+        note.band = judgement.band.name().to_string();
+        let band = BandNote::new(self.kind, &judgement.metrics);
+        note.band_note = Some(serde_json::json!({
+            "metric": band.metric, "value": crate::stats::number::to_json(band.value),
+            "next": band.next, "samples": self.samples.len(), "judged_on": self.judged_on,
+        }));
+        if let Some(text) = band.warning(&seats[0].key, &self.judged_on) {
+            tracing::warn!("{text}");
+        }
+        if refusal.is_some() {
+            return Ok(refusal);
+        }
+        if let Some(r) = self
+            .floors
+            .first_shortfall(&judgement.metrics)?
+            .map(|s| s.refusal())
+        {
+            return Ok(Some(r));
+        }
+        if let Some(r) = ledger_refusal(seats) {
+            return Ok(Some(r));
+        }
+        let (latency, slow) = match self.latency(plan) {
+            Ok(timed) => timed,
+            Err(Error::Graph(GraphError::Span { name, reason })) => {
+                return Ok(Some(raised(seats, &name, &reason)));
+            }
+            Err(e) => return Err(e),
+        };
+        note.latency = Some(latency);
+        // A form that gave up or declined while it was timed was timed as the host.
+        Ok(runtime_refusal(seats)
+            .or_else(|| ledger_refusal(seats))
+            .or(slow))
+    }
+
+    /// Paired, alternating: both arms do the same step from the same state.
+    fn latency(&self, plan: &Plan) -> Result<(LatencyNote, Option<GateRefusal>), Error> {
+        let sample = &self.samples[0];
+        let split = match self.workload {
+            Workload::Decode => decode_split(sample.len(), false)
+                .max(1)
+                .min(sample.len() - 1),
+            Workload::Prefill => 0,
+        };
+        let tokens = match self.workload {
+            Workload::Decode => &sample[split..=split],
+            Workload::Prefill => sample.as_slice(),
+        };
+        let mut states = (
+            self.prefilled(sample, split)?,
+            self.prefilled(sample, split)?,
+        );
+        let step = |plan: &Plan, state: &mut State| -> Result<(), Error> {
+            self.runner.step(plan, tokens, split, state, None)?;
+            state.truncate(split)?;
+            self.progress.tick();
+            Ok(())
+        };
+        let timing = paired(
+            self.schedule,
+            || step(&self.host, &mut states.0),
+            || step(plan, &mut states.1),
+        )?;
+        let note = LatencyNote {
+            host_ms: timing.host_ms,
+            treated_ms: timing.treated_ms,
+            speedup: timing.speedup,
+            spread: timing.spread,
+            host_spread: timing.host_spread,
+            rounds: timing.rounds as usize,
+        };
+        Ok((note, timing.refusal(self.min_speedup, &self.row_note)))
+    }
+
+    fn prefilled(&self, sample: &[u32], split: usize) -> Result<State, Error> {
+        let mut state = self.runner.state();
+        if split > 0 {
+            self.runner
+                .step(&self.host, &sample[..split], 0, &mut state, None)?;
+        }
+        Ok(state)
+    }
+}
+
+/// What the seats did so far.
+pub fn summary(seats: &[Arc<Seat>]) -> LedgerSummary {
+    LedgerSummary::of(seats.iter().map(|s| (s.key.as_str(), s.ledger.counts())))
+}
+
+/// A seat gave itself up: its form failed or panicked.
+fn runtime_refusal(seats: &[Arc<Seat>]) -> Option<GateRefusal> {
+    let seat = seats.iter().find(|s| s.ledger.is_detached())?;
+    let reason = seat.ledger.counts().last_reason.unwrap_or_default();
+    Some(GateRefusal::new(
+        "runtime_form",
+        format!(
+            "the form at `{}` failed while it was judged: {reason}",
+            seat.key
+        ),
+    ))
+}
+
+/// Calls that fell back, or seats that served none: the unit did not run, whatever parity says.
+fn ledger_refusal(seats: &[Arc<Seat>]) -> Option<GateRefusal> {
+    let ledger = summary(seats);
+    let reason = if ledger.fallbacks > 0 {
+        format!(
+            "{} of {} calls fell back to the host, so the unit did not run: {}",
+            ledger.fallbacks,
+            ledger.calls,
+            ledger
+                .last_reason
+                .as_deref()
+                .unwrap_or("no reason recorded")
+        )
+    } else if !ledger.never_ran.is_empty() {
+        let names: Vec<&str> = ledger
+            .never_ran
+            .iter()
+            .take(3)
+            .map(String::as_str)
+            .collect();
+        format!(
+            "{} seats served no call of this workload ({}): nothing was measured there",
+            ledger.never_ran.len(),
+            names.join(", ")
+        )
+    } else {
+        return None;
+    };
+    Some(GateRefusal::new("fell_back", reason))
+}
+
+/// Strict mode ended the run at a seat: its form failed, or a call missed the contract.
+fn raised(seats: &[Arc<Seat>], name: &str, reason: &str) -> GateRefusal {
+    runtime_refusal(seats).unwrap_or_else(|| {
+        GateRefusal::new(
+            "fell_back",
+            format!("strict: seat `{name}` refused a call: {reason}"),
+        )
+    })
+}

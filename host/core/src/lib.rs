@@ -1,0 +1,36 @@
+//! The host: from a model and a directory of plugins to a receipt.
+//!
+//! Doors: [`attach::attach`] (gated), [`attach::auto_swaps`] (binds without judging), [`attach::calibrate`],
+//! [`replay`] (binds a receipt again), [`probe`].
+//!
+//! Pure parts, each usable without a model: [`stats`], [`schemes`], [`gates`], [`samples`], [`precision`],
+//! [`digest`], [`fsio`].
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod attach;
+pub mod bind;
+mod bound_seam;
+pub mod choose;
+pub mod digest;
+pub mod error;
+pub mod fsio;
+pub mod gates;
+pub mod host;
+pub mod judge;
+pub mod ledger;
+pub mod observe;
+pub mod precision;
+pub mod probe;
+pub mod progress;
+pub mod receipt;
+pub mod replay;
+pub mod samples;
+pub mod schemes;
+pub mod seat;
+pub mod sites;
+pub mod stats;
+pub mod trial;
+pub mod workload;
+
+pub use error::Error;

@@ -1,0 +1,528 @@
+//! The probe door: declared, probed and launched as three facts.
+//!
+//! *Declared* is the document: structure, version, variant, dims, rows. *Probed* is the plugin's own answer at these
+//! shapes. *Launched* is a bind on seeded weights and one run on seeded inputs, compared with the reference.
+
+use std::collections::BTreeMap;
+
+use candle_core::{Device, Tensor};
+use serde::Serialize;
+use structures_catalog::spec::{AttrDecl, DimExpr, Source};
+use structures_catalog::Spec;
+use structures_graph::{AttrValue, Attrs, Layout};
+use structures_loader::Plugin;
+use structures_plugin_api::describe::{BindParams, Entries, FormDecl, ProbeShapes};
+
+use crate::bind::{bind_form, Loaded};
+use crate::error::Error;
+use crate::host::{admitted_shapes, Host};
+use crate::trial::{NamedWeight, Trial};
+
+/// What is asked.
+#[derive(Clone, Debug, Default)]
+pub struct ProbeOptions {
+    /// Only this plugin.
+    pub plugin: Option<String>,
+    /// Only this structure.
+    pub structure: Option<String>,
+    /// Only this form.
+    pub form: Option<String>,
+    /// Device; 0 is the CPU.
+    pub device: u32,
+    /// Rows to launch at.
+    pub rows: Vec<u64>,
+    /// Sizes of symbols.
+    pub dims: BTreeMap<String, u64>,
+}
+
+/// One row of the answer.
+#[derive(Clone, Debug, Serialize)]
+pub struct ProbeRow {
+    /// Plugin id.
+    pub plugin: String,
+    /// Structure.
+    pub structure: String,
+    /// Form.
+    pub form: String,
+    /// Device.
+    pub device: u32,
+    /// Rows.
+    pub rows: u64,
+    /// Sizes.
+    pub dims: BTreeMap<String, u64>,
+    /// The document covers these shapes.
+    pub declared: bool,
+    /// The plugin says it can.
+    pub probed: bool,
+    /// It ran and was right.
+    pub launched: bool,
+    /// Optional entries.
+    pub entries: Entries,
+    /// `ok` or `refused`.
+    pub outcome: String,
+    /// Why not.
+    pub code: Option<String>,
+    /// Why not, for people.
+    pub reason: Option<String>,
+    /// `ok` when the launch agreed with the reference.
+    pub parity: Option<String>,
+}
+
+/// Symbols nobody sized get this: a multiple of everything forms ask for, and small.
+const DEFAULT_DIM: u64 = 256;
+/// Most elements of one tensor, 1 GiB of f32: more than any layer of a published decoder has, and a slip of a digit
+/// is a refused row instead of a process out of memory.
+const MAX_ELEMENTS: usize = 1 << 28;
+
+/// Runs the probes. A device no plugin has is an error; everything else is a row.
+pub fn probe(host: &Host, options: &ProbeOptions) -> Result<Vec<ProbeRow>, Error> {
+    if let Some(name) = &options.structure {
+        host.catalog.get(name)?;
+    }
+    if let Some(id) = &options.plugin {
+        if host.registry.plugin(id).is_none() {
+            let known: Vec<&str> = host.registry.loaded().iter().map(|p| p.id()).collect();
+            return Err(Error::invalid(
+                "plugin_unknown",
+                format!("no loaded plugin `{id}`; loaded: {}", known.join(", ")),
+            ));
+        }
+    }
+    let wanted = |option: &Option<String>, value: &str| option.as_ref().is_none_or(|o| o == value);
+    let mut rows = Vec::new();
+    for plugin in host.registry.loaded() {
+        if !wanted(&options.plugin, plugin.id()) {
+            continue;
+        }
+        for form in &plugin.description().forms {
+            if !wanted(&options.structure, &form.structure) || !wanted(&options.form, &form.name) {
+                continue;
+            }
+            for &n in &options.rows {
+                rows.push(one(host, plugin, form, n, options)?);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn one(
+    host: &Host,
+    plugin: &Plugin,
+    form: &FormDecl,
+    rows: u64,
+    options: &ProbeOptions,
+) -> Result<ProbeRow, Error> {
+    let mut shapes = ProbeShapes {
+        rows: vec![rows],
+        ..admitted_shapes(form)
+    };
+    let mut row = ProbeRow {
+        plugin: plugin.id().into(),
+        structure: form.structure.clone(),
+        form: form.name.clone(),
+        device: options.device,
+        rows,
+        dims: BTreeMap::new(),
+        declared: false,
+        probed: false,
+        launched: false,
+        entries: Entries::default(),
+        outcome: "refused".into(),
+        code: None,
+        reason: None,
+        parity: None,
+    };
+    let refuse = |mut row: ProbeRow, code: &str, reason: String| {
+        row.code = Some(code.into());
+        row.reason = Some(reason);
+        Ok(row)
+    };
+    let spec = match host.catalog.get(&form.structure) {
+        Ok(spec) => spec,
+        Err(e) => return refuse(row, e.code(), e.to_string()),
+    };
+    if !form.spec_versions.contains(&spec.version) {
+        let reason = format!(
+            "the form accepts {:?}, the catalog has {}",
+            form.spec_versions, spec.version
+        );
+        return refuse(row, "spec_version", reason);
+    }
+    let variant = variant(spec, form);
+    shapes.variant.clone_from(&variant);
+    let sized = match Shaped::new(spec, form, &variant, &shapes.dims, &options.dims, rows) {
+        Ok(s) => s,
+        Err(reason) => return refuse(row, "dims_inconsistent", reason),
+    };
+    shapes.dims.clone_from(&sized.dims);
+    row.dims.clone_from(&sized.dims);
+    if let Err(failure) = form.admits(&shapes) {
+        return refuse(row, &failure.code, failure.message);
+    }
+    row.declared = true;
+    if let Err(reason) = sized.fits(rows) {
+        return refuse(row, "dims_inconsistent", reason);
+    }
+    match plugin.probe(&form.name, options.device, &shapes) {
+        Ok(report) => {
+            row.probed = report.probed;
+            row.entries = report.entries;
+            if !report.probed {
+                let code = report.code.unwrap_or_else(|| "entry_missing".into());
+                let reason = report
+                    .reason
+                    .unwrap_or_else(|| "the plugin gave no reason".into());
+                return refuse(row, &code, reason);
+            }
+        }
+        Err(e) => return refuse(row, &e.code, e.to_string()),
+    }
+    let bench = match sized.seeded() {
+        Ok(b) => b,
+        Err(reason) => return refuse(row, "host_failed", reason),
+    };
+    match bench.launch(spec, plugin, form, &variant, rows) {
+        Ok(Ok(())) => {
+            row.launched = true;
+            row.outcome = "ok".into();
+            row.parity = Some("ok".into());
+            Ok(row)
+        }
+        Ok(Err((code, reason))) => refuse(row, &code, reason),
+        // The host's own side of the comparison; the other forms go on.
+        Err(e) => refuse(row, &e.code(), e.to_string()),
+    }
+}
+
+/// The first value a form accepts on every axis, the spec's default or first value elsewhere.
+fn variant(spec: &Spec, form: &FormDecl) -> BTreeMap<String, String> {
+    spec.variants
+        .iter()
+        .filter_map(|(name, axis)| {
+            let declared = form.variants.get(name).and_then(|v| v.first());
+            let value = declared
+                .or(axis.default.as_ref())
+                .or_else(|| axis.values.keys().next())?;
+            Some((name.clone(), value.clone()))
+        })
+        .collect()
+}
+
+/// The tensors of a structure at given sizes, before anything of that size exists.
+struct Shaped {
+    dims: BTreeMap<String, u64>,
+    span: String,
+    params: Attrs,
+    weights: Vec<(String, Layout, Vec<usize>)>,
+    inputs: Vec<(String, Option<Vec<usize>>)>,
+    outputs: Vec<String>,
+}
+
+/// The same with seeded values.
+struct Seeded {
+    dims: BTreeMap<String, u64>,
+    span: String,
+    params: Attrs,
+    weights: Vec<NamedWeight>,
+    inputs: Vec<(String, Option<Tensor>)>,
+    outputs: Vec<String>,
+}
+
+impl Shaped {
+    fn new(
+        spec: &Spec,
+        form: &FormDecl,
+        variant: &BTreeMap<String, String>,
+        admitted: &BTreeMap<String, u64>,
+        asked: &BTreeMap<String, u64>,
+        rows: u64,
+    ) -> Result<Self, String> {
+        if rows == 0 || asked.values().any(|n| *n == 0) {
+            return Err("expected rows and sizes of at least 1, found 0".into());
+        }
+        // Optional tensors are left out, except those the first two of a repeated slot stand for.
+        let required = |name: &str| {
+            let optional = spec.weights.iter().any(|s| s.name == name && s.optional)
+                || spec.inputs.iter().any(|p| p.name == name && p.optional);
+            let repeated = name
+                .rsplit_once('_')
+                .and_then(|(_, i)| i.parse::<usize>().ok());
+            let slot_optional = spec
+                .weights
+                .iter()
+                .any(|s| s.optional && s.name.contains("<i>") && expands(&s.name, name));
+            !optional && !slot_optional && repeated.is_none_or(|i| i < 2)
+        };
+        let plain = spec.expand(variant, &required).map_err(|e| e.to_string())?;
+        let span = form
+            .spans
+            .iter()
+            .find_map(|name| plain.spans.iter().find(|s| s.name == *name))
+            .ok_or_else(|| format!("none of the spans {:?} exists here", form.spans))?;
+        let mut dims: BTreeMap<String, u64> = BTreeMap::new();
+        let mut size = |symbol: &str| -> u64 {
+            let n = asked
+                .get(symbol)
+                .copied()
+                .or_else(|| admitted.get(symbol).copied().filter(|n| *n > 1))
+                .unwrap_or(DEFAULT_DIM);
+            dims.insert(symbol.into(), n);
+            n
+        };
+        let mut shape = |source: &Source| -> Result<Vec<usize>, String> {
+            source
+                .dims
+                .iter()
+                .enumerate()
+                .map(|(axis, d)| match d {
+                    DimExpr::Literal(n) => Ok(*n),
+                    // The leading dim of a boundary tensor is its rows.
+                    DimExpr::Symbol(_) if !source.slot && axis + 1 < source.dims.len() => {
+                        whole(rows)
+                    }
+                    DimExpr::Symbol(s) => whole(size(s)),
+                    DimExpr::Derived(_) => Err(format!(
+                        "`{}` has a derived dim; give a model instead",
+                        source.name
+                    )),
+                })
+                .collect()
+        };
+        let mut weights = Vec::new();
+        let mut inputs = Vec::new();
+        for source in plain.sources.iter().filter(|s| s.slot) {
+            weights.push((source.name.clone(), source.layout, shape(source)?));
+        }
+        for name in &span.inputs {
+            let source = plain.sources.iter().find(|s| s.name == *name);
+            let dims = match source {
+                Some(s) => Some(shape(s)?),
+                None if spec.inputs.iter().any(|p| p.name == *name) => None,
+                // An interior value: as wide as the first boundary input.
+                None => {
+                    let first = plain.sources.iter().find(|s| !s.slot);
+                    let first = first.ok_or_else(|| format!("input `{name}` has no shape"))?;
+                    Some(shape(first)?)
+                }
+            };
+            inputs.push((name.clone(), dims));
+        }
+        let mut params = Attrs::new();
+        for op in &spec.dataflow.ops {
+            for (attr, decl) in &op.attrs {
+                if let AttrDecl::Capture(name) = decl {
+                    if attr.ends_with("eps") {
+                        params.insert(name.clone(), AttrValue::Float(1e-5));
+                    }
+                }
+            }
+        }
+        let (span, outputs) = (span.name.clone(), span.outputs.clone());
+        Ok(Shaped {
+            dims,
+            span,
+            params,
+            weights,
+            inputs,
+            outputs,
+        })
+    }
+
+    /// Every tensor can be made: weights, inputs, and values inside as wide as the widest symbol.
+    fn fits(&self, rows: u64) -> Result<(), String> {
+        let widest = self.dims.values().copied().max().unwrap_or(1);
+        let inside = ("a value".to_string(), vec![whole(rows)?, whole(widest)?]);
+        let weights = self.weights.iter().map(|(n, _, d)| (n.clone(), d.clone()));
+        let inputs = self
+            .inputs
+            .iter()
+            .filter_map(|(n, d)| Some((n.clone(), d.clone()?)));
+        for (name, dims) in weights.chain(inputs).chain([inside]) {
+            let n = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+            if n.is_none_or(|n| n > MAX_ELEMENTS) {
+                return Err(format!(
+                    "`{name}` would have the shape {dims:?}: expected at most {MAX_ELEMENTS} elements a tensor; \
+                     give smaller --rows or --dims"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes them. Each tensor has a seed of its own.
+    fn seeded(self) -> Result<Seeded, String> {
+        let mut seed = 1u32;
+        let mut next = |dims: &[usize]| {
+            seed += 1;
+            noise(dims, seed)
+        };
+        let weights = self
+            .weights
+            .into_iter()
+            .map(|(name, layout, dims)| {
+                let tensor = next(&dims)?;
+                Ok(NamedWeight {
+                    name,
+                    layout,
+                    tensor,
+                })
+            })
+            .collect::<Result<Vec<_>, String>>()?;
+        let inputs = self
+            .inputs
+            .into_iter()
+            .map(|(name, dims)| Ok((name, dims.map(|d| next(&d)).transpose()?)))
+            .collect::<Result<Vec<_>, String>>()?;
+        Ok(Seeded {
+            dims: self.dims,
+            span: self.span,
+            params: self.params,
+            weights,
+            inputs,
+            outputs: self.outputs,
+        })
+    }
+}
+
+impl Seeded {
+    fn launch(
+        &self,
+        spec: &Spec,
+        plugin: &Plugin,
+        form: &FormDecl,
+        variant: &BTreeMap<String, String>,
+        rows: u64,
+    ) -> Result<Result<(), (String, String)>, Error> {
+        // Seeded inputs lie in -1..1: that is their amax, at any point far enough for a launch.
+        let statistics: BTreeMap<String, Vec<f32>> = form
+            .statistics
+            .iter()
+            .map(|s| {
+                let n = match s.granularity.as_str() {
+                    "channel" => self
+                        .inputs
+                        .iter()
+                        .find_map(|(_, t)| t.as_ref().and_then(|t| t.dims().last().copied())),
+                    _ => Some(1),
+                };
+                let key = format!("{}|{}|{}", s.point, s.statistic, s.granularity);
+                (key, vec![4.0; n.unwrap_or(1)])
+            })
+            .collect();
+        let params = BindParams {
+            structure: spec.name.clone(),
+            version: spec.version,
+            variant: variant.clone(),
+            params: self
+                .params
+                .iter()
+                .map(|(k, v)| (k.clone(), serde_json::to_value(v).unwrap_or_default()))
+                .collect(),
+            dims: self.dims.clone(),
+            inputs: self.inputs.iter().map(|(n, _)| n.clone()).collect(),
+            outputs: self.outputs.clone(),
+            states: Vec::new(),
+        };
+        let bound = bind_form(
+            plugin,
+            &form.name,
+            &self.span,
+            &self.weights,
+            &statistics,
+            &params,
+            rows,
+        )?;
+        let bound = match bound {
+            Ok(b) => Loaded(b),
+            Err(e) => return Ok(Err((e.code.clone(), e.to_string()))),
+        };
+        let trial = Trial {
+            spec,
+            span: &self.span,
+            variant,
+            params: &self.params,
+            inputs: self.inputs.clone(),
+            outputs: self.outputs.clone(),
+        };
+        let verdict = trial.run(form, &bound, &self.weights, &statistics, rows)?;
+        Ok(verdict.map_err(|(code, reason)| (code.to_string(), reason)))
+    }
+}
+
+fn expands(template: &str, name: &str) -> bool {
+    template.split_once("<i>").is_some_and(|(head, tail)| {
+        name.strip_prefix(head)
+            .and_then(|rest| rest.strip_suffix(tail))
+            .is_some_and(|i| i.parse::<usize>().is_ok())
+    })
+}
+
+fn whole(n: u64) -> Result<usize, String> {
+    usize::try_from(n).map_err(|_| format!("{n} is more than this machine can count"))
+}
+
+/// Deterministic values in -1..1; the caller has checked that so many fit.
+fn noise(dims: &[usize], seed: u32) -> Result<Tensor, String> {
+    let mut s = seed.wrapping_mul(2_654_435_761) | 1;
+    let n: usize = dims.iter().product();
+    let data: Vec<f32> = (0..n)
+        .map(|_| {
+            s ^= s << 13;
+            s ^= s >> 17;
+            s ^= s << 5;
+            (s as f32 / u32::MAX as f32) * 2.0 - 1.0
+        })
+        .collect();
+    Tensor::from_vec(data, dims, &Device::Cpu).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sized(rows: u64, asked: &[(&str, u64)]) -> Result<Shaped, String> {
+        let catalog = structures_catalog::Catalog::builtin().unwrap();
+        let spec = catalog.list().into_iter().find(|s| s.inputs.len() == 1);
+        let spec = spec.unwrap();
+        let mut form = FormDecl::new(&spec.name, "plain", "none");
+        form.spans = spec.dataflow.spans.iter().map(|s| s.name.clone()).collect();
+        let variant = variant(spec, &form);
+        let asked: BTreeMap<String, u64> =
+            asked.iter().map(|(s, n)| ((*s).to_string(), *n)).collect();
+        let shaped = Shaped::new(spec, &form, &variant, &BTreeMap::new(), &asked, rows)?;
+        shaped.fits(rows)?;
+        Ok(shaped)
+    }
+
+    fn symbol() -> String {
+        let plain = sized(1, &[]).unwrap();
+        plain.dims.keys().next().unwrap().clone()
+    }
+
+    #[test]
+    fn tensors_are_made_only_where_they_fit() {
+        let plain = sized(3, &[]).unwrap();
+        assert!(plain.dims.values().all(|n| *n == DEFAULT_DIM));
+        let seeded = plain.seeded().unwrap();
+        let input = seeded.inputs[0].1.as_ref().unwrap();
+        assert_eq!(input.dims(), [3, DEFAULT_DIM as usize]);
+        let most = MAX_ELEMENTS as u64 / DEFAULT_DIM;
+        assert!(sized(most, &[]).is_ok());
+        for rows in [most + 1, 100_000_000_000_000, u64::MAX] {
+            let reason = sized(rows, &[]).err().unwrap();
+            assert!(reason.contains("at most 268435456"), "{reason}");
+        }
+        let symbol = symbol();
+        for n in [most + 1, 9_000_000_000_000_000_000, u64::MAX] {
+            let reason = sized(1, &[(&symbol, n)]).err().unwrap();
+            assert!(reason.contains(&n.to_string()), "{reason}");
+        }
+    }
+
+    #[test]
+    fn nothing_has_no_size() {
+        assert!(sized(0, &[]).is_err());
+        assert!(sized(1, &[(&symbol(), 0)]).is_err());
+    }
+}

@@ -1,0 +1,268 @@
+//! The receipt: everything that was decided and why, as one JSON record with a digest. A receipt replays.
+//!
+//! Field names are a contract with scripts (`docs/receipt.md`). The digest is the sha256 of the canonical JSON of
+//! the whole record without its `digest` field.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+use crate::gates::Metrics;
+use crate::ledger::LedgerSummary;
+use crate::precision::PrecisionSpec;
+use crate::schemes::SchemeRecord;
+use crate::stats;
+
+/// Value of [`Receipt::schema`].
+pub const SCHEMA: u32 = 1;
+
+/// One `attach`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Receipt {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Machine, threads, versions.
+    pub environment: BTreeMap<String, Json>,
+    /// Model name.
+    pub model: String,
+    /// What was loaded.
+    pub checkpoint: CheckpointNote,
+    /// `decode` or `prefill`.
+    pub workload: String,
+    /// `distribution` or `values`.
+    pub output_kind: String,
+    /// The scheme and what it decided.
+    pub scheme: SchemeRecord,
+    /// Floors the caller imposed.
+    pub floors: BTreeMap<String, f64>,
+    /// Smallest speed-up a unit must show.
+    pub min_speedup: f64,
+    /// How latency was measured.
+    pub timing: TimingNote,
+    /// How statistics were measured.
+    pub calibration: CalibrationNote,
+    /// Host run twice before anything, and again after detaching.
+    pub control: ControlNote,
+    /// Plugins that took part.
+    pub plugins: Vec<PluginNote>,
+    /// `name@version` -> digest.
+    pub spec_digests: BTreeMap<String, String>,
+    /// Assumptions seams carry.
+    pub assumed: Vec<Assumption>,
+    /// Refusals, at every stage.
+    pub refused: Vec<RefusalNote>,
+    /// Seams the scheme or an owner keeps on the host.
+    pub kept_host: Vec<RefusalNote>,
+    /// Negotiated wires.
+    pub negotiated: Vec<Json>,
+    /// Units in the order they were judged.
+    pub units: Vec<UnitNote>,
+    /// All active units together.
+    pub union: Option<UnitNote>,
+    /// Ledger of the committed seats over the union's judgement.
+    pub ledger: LedgerSummary,
+    /// Paths of the seats that stay.
+    pub seams_active: Vec<String>,
+    /// Bytes the seats added.
+    pub memory: MemoryNote,
+    /// Everything needed to bind the same seats again.
+    pub seats: Vec<SeatNote>,
+    /// The scales bound forms really execute.
+    pub precision_spec: PrecisionSpec,
+    /// sha256 of the record without this field.
+    pub digest: String,
+}
+
+/// What was loaded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointNote {
+    /// File name without its directory.
+    pub file: String,
+    /// Short hash of the checkpoint, as caches use it.
+    pub hash: String,
+    /// sha256 over every byte of weights, configuration and tokenizer: what replay compares.
+    pub sha256: String,
+    /// Architecture the checkpoint names.
+    pub architecture: String,
+    /// dtype activations are computed in.
+    pub dtype: String,
+}
+
+/// How latency was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TimingNote {
+    /// Always `paired alternating, medians of per-round ratios`.
+    pub method: String,
+    /// Rounds.
+    pub rounds: usize,
+    /// Iterations a round.
+    pub iters: usize,
+    /// Threads both arms had.
+    pub threads: usize,
+    /// What the treated arm is compared with.
+    pub baseline: String,
+    /// What one iteration is.
+    pub iteration: String,
+}
+
+/// How statistics were measured, and on what the arms were judged.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CalibrationNote {
+    /// The measurement.
+    #[serde(flatten)]
+    pub note: stats::CalibrationNote,
+    /// Parity was judged on the samples scales were fitted on.
+    pub fit_residual: bool,
+    /// Distinct row counts observed at the seams' inputs under the workload.
+    pub rows: Vec<u64>,
+}
+
+/// Identity checks of the unmodified host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControlNote {
+    /// Two runs of the host before anything was built are bit-identical.
+    pub repeat_identical: bool,
+    /// A run of the host after everything was taken off equals the first, bit for bit.
+    pub detach_identical: bool,
+}
+
+/// A plugin that took part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PluginNote {
+    /// Id.
+    pub id: String,
+    /// Version.
+    pub version: String,
+    /// Digest of the library.
+    pub sha256: String,
+}
+
+/// An assumption.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Assumption {
+    /// Seam.
+    pub path: String,
+    /// Structure.
+    pub structure: String,
+    /// What was assumed.
+    pub text: String,
+}
+
+/// A refusal, or a seam kept on the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusalNote {
+    /// Seam or unit.
+    pub path: String,
+    /// Structure.
+    pub structure: String,
+    /// `discover`, `locate`, `scheme`, `ownership`, `choose`, `probe`, `bind`.
+    pub stage: String,
+    /// Stable code.
+    pub code: String,
+    /// For people.
+    pub reason: String,
+    /// Plugin, where one was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plugin: Option<String>,
+    /// Form, where one was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub form: Option<String>,
+}
+
+/// A unit, or the union.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct UnitNote {
+    /// Name of the structure, `chain:...`, or `union`.
+    pub name: String,
+    /// Structure.
+    pub structure: String,
+    /// Form.
+    pub form: String,
+    /// Plugin.
+    pub plugin: String,
+    /// Number of seats.
+    pub seams: usize,
+    /// Their paths.
+    pub paths: Vec<String>,
+    /// `activated` or `refused`.
+    pub outcome: String,
+    /// Code of the refusal.
+    pub code: Option<String>,
+    /// Reason of the refusal.
+    pub reason: Option<String>,
+    /// Parity metrics.
+    pub metrics: Metrics,
+    /// `pass`, `warn`, `low` or `unknown`.
+    pub band: String,
+    /// Band note: metric, value, samples, method.
+    pub band_note: Option<Json>,
+    /// What the seats did while judged.
+    pub ledger: LedgerSummary,
+    /// Paired latency.
+    pub latency: Option<LatencyNote>,
+}
+
+/// Paired latency of one unit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LatencyNote {
+    /// Median host milliseconds an iteration.
+    pub host_ms: f64,
+    /// Median treated milliseconds an iteration.
+    pub treated_ms: f64,
+    /// Median of per-round ratios host / treated.
+    pub speedup: f64,
+    /// Largest minus smallest ratio.
+    pub spread: f64,
+    /// The host's own spread, `(max - min) / median`.
+    pub host_spread: f64,
+    /// Rounds.
+    pub rounds: usize,
+}
+
+/// Bytes the seats added.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryNote {
+    /// Packed weights.
+    pub packed_bytes: u64,
+    /// Scratch.
+    pub scratch_bytes: u64,
+}
+
+/// What binds one seat again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SeatNote {
+    /// Receipt key of the seam.
+    pub key: String,
+    /// Path.
+    pub path: String,
+    /// Structure.
+    pub structure: String,
+    /// Spec version.
+    pub version: u32,
+    /// Span bound.
+    pub span: String,
+    /// Plugin id.
+    pub plugin: String,
+    /// Form.
+    pub form: String,
+    /// Format.
+    pub format: String,
+    /// Host and form axes it was bound with.
+    pub variant: BTreeMap<String, String>,
+    /// Attributes captured from the host graph.
+    pub params: BTreeMap<String, Json>,
+    /// Symbol -> size.
+    pub dims: BTreeMap<String, u64>,
+    /// Format activations are rounded through at the points with statistics.
+    pub activation_format: String,
+    /// `point|statistic|granularity` -> values.
+    pub statistics: BTreeMap<String, Vec<f32>>,
+    /// Row capacity bound.
+    pub row_capacity: usize,
+    /// Median of the rows observed here under the workload.
+    pub median_rows: u64,
+    /// Why wider spans were not taken.
+    #[serde(default)]
+    pub note: Vec<String>,
+}

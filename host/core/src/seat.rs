@@ -1,0 +1,471 @@
+//! A seat: the place in the host graph where a bound form sits, with its guard and its ledger.
+//!
+//! Every call is admitted by the contract or handed back to the host's own operations, which the session keeps.
+//! Admission order: dtype, width, rows (exact or capacity), thread. A call outside the form's declared band is a
+//! planned dispatch, not a fallback. An error or a panic of the form gives the seat up at once; so do 32 contract
+//! misses in a row.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::ThreadId;
+
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+use structures_graph::session::{SpanOutcome, SpanRunner};
+use structures_graph::{Dim, GraphError};
+
+use crate::ledger::Ledger;
+
+/// Contract misses in a row after which a seat gives itself up.
+pub const CONSECUTIVE_FALLBACKS: u64 = 32;
+
+/// What a bound form is to a seat.
+pub trait Executable: Send + Sync {
+    /// Fills the outputs; inputs are contiguous f32 with their dims, absent ones `None`.
+    fn call(
+        &self,
+        inputs: &[Option<(&[f32], &[usize])>],
+        outputs: &mut [(Vec<f32>, Vec<usize>)],
+    ) -> Result<(), CallFailure>;
+}
+
+/// Why a form did not serve an admitted call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallFailure {
+    /// Code.
+    pub code: String,
+    /// For people.
+    pub message: String,
+    /// The form declined this call and is still sound (a contract miss it found itself); else it is poisoned.
+    pub declined: bool,
+}
+
+/// What happens when a call misses the contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnGuardFail {
+    /// The host serves it, counted.
+    Fallback,
+    /// The run ends with an error.
+    Raise,
+}
+
+/// What a seat admits.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// Last dim of the first input.
+    pub width: usize,
+    /// Largest number of rows.
+    pub row_capacity: usize,
+    /// Exact number of rows, for forms that serve one shape.
+    pub rows_exact: Option<usize>,
+    /// The form's declared rows `[lo, hi]`; calls outside go to the host as planned.
+    pub band: Option<(usize, usize)>,
+    /// Calls may come from several threads.
+    pub concurrent: bool,
+}
+
+/// See the module.
+pub struct Seat {
+    /// Receipt key (`model.layers.0.mlp`).
+    pub key: String,
+    /// Counts.
+    pub ledger: Ledger,
+    form: Box<dyn Executable>,
+    admission: Admission,
+    mode: OnGuardFail,
+    input_dims: Vec<Option<Vec<Dim>>>,
+    output_dims: Vec<Vec<Dim>>,
+    thread: OnceLock<ThreadId>,
+    warned: Mutex<HashSet<&'static str>>,
+}
+
+impl Seat {
+    /// A seat for a bound form. Dims are those of the host values, in span order.
+    pub fn new(
+        key: String,
+        form: Box<dyn Executable>,
+        admission: Admission,
+        mode: OnGuardFail,
+        input_dims: Vec<Option<Vec<Dim>>>,
+        output_dims: Vec<Vec<Dim>>,
+    ) -> Arc<Self> {
+        Arc::new(Seat {
+            key,
+            ledger: Ledger::default(),
+            form,
+            admission,
+            mode,
+            input_dims,
+            output_dims,
+            thread: OnceLock::new(),
+            warned: Mutex::default(),
+        })
+    }
+
+    fn admit(&self, inputs: &[Option<Tensor>]) -> Result<usize, (&'static str, String)> {
+        let first = inputs.iter().flatten().next().ok_or_else(|| {
+            (
+                "rt_width",
+                "the span was called without any input".to_string(),
+            )
+        })?;
+        for t in inputs.iter().flatten() {
+            if t.dtype() != DType::F32 {
+                return Err(("rt_dtype", format!("expected f32, found {:?}", t.dtype())));
+            }
+        }
+        let width = first.dims().last().copied().unwrap_or(0);
+        if width != self.admission.width {
+            return Err((
+                "rt_width",
+                format!("expected {}, found {width}", self.admission.width),
+            ));
+        }
+        let rows = first.elem_count() / width.max(1);
+        if let Some((lo, hi)) = self.admission.band {
+            if rows < lo || rows > hi {
+                return Ok(rows);
+            }
+        }
+        if let Some(exact) = self.admission.rows_exact {
+            if rows != exact {
+                return Err((
+                    "rt_rows",
+                    format!("expected exactly {exact} rows, found {rows}"),
+                ));
+            }
+        }
+        if rows > self.admission.row_capacity {
+            return Err((
+                "rt_row_capacity",
+                format!(
+                    "bound for at most {} rows, found {rows}",
+                    self.admission.row_capacity
+                ),
+            ));
+        }
+        if !self.admission.concurrent {
+            let me = std::thread::current().id();
+            if *self.thread.get_or_init(|| me) != me {
+                return Err((
+                    "rt_second_thread",
+                    "the form keeps buffers of its own and belongs to the first thread".into(),
+                ));
+            }
+        }
+        Ok(rows)
+    }
+
+    fn out_of_band(&self, rows: usize) -> bool {
+        self.admission
+            .band
+            .is_some_and(|(lo, hi)| rows < lo || rows > hi)
+    }
+
+    fn miss(&self, code: &'static str, reason: &str) -> Result<SpanOutcome, GraphError> {
+        let text = format!("{code}: {reason}");
+        if self.mode == OnGuardFail::Raise {
+            self.ledger.refused(&text);
+            return Err(GraphError::Span {
+                name: self.key.clone(),
+                reason: text,
+            });
+        }
+        let run = self.ledger.fell_back(&text);
+        self.warn_once(code, &text);
+        if run >= CONSECUTIVE_FALLBACKS {
+            self.ledger.detach();
+            tracing::warn!(
+                seat = %self.key,
+                "{CONSECUTIVE_FALLBACKS} calls in a row missed the contract ({text}); the host runs here from now on"
+            );
+        }
+        Ok(SpanOutcome::Host)
+    }
+
+    fn warn_once(&self, code: &'static str, text: &str) {
+        let mut warned = self.warned.lock().unwrap_or_else(|e| e.into_inner());
+        if warned.insert(code) {
+            tracing::warn!(seat = %self.key, "fell back to the host ({text}); further ones are only counted");
+        }
+    }
+
+    fn fail(&self, failure: CallFailure) -> Result<SpanOutcome, GraphError> {
+        let text = format!("{}: {}", failure.code, failure.message);
+        if failure.declined {
+            return self.miss("rt_declined", &text);
+        }
+        self.ledger.detach();
+        if self.mode == OnGuardFail::Raise {
+            self.ledger.refused(&text);
+            return Err(GraphError::Span {
+                name: self.key.clone(),
+                reason: text,
+            });
+        }
+        self.ledger.fell_back(&text);
+        tracing::warn!(seat = %self.key, "the form failed ({text}); the host runs here from now on");
+        Ok(SpanOutcome::Host)
+    }
+
+    fn output_shapes(&self, inputs: &[Option<Tensor>]) -> Result<Vec<Vec<usize>>, GraphError> {
+        let mut symbols: HashMap<&str, usize> = HashMap::new();
+        for (dims, tensor) in self.input_dims.iter().zip(inputs) {
+            if let (Some(dims), Some(tensor)) = (dims, tensor) {
+                for (d, size) in dims.iter().zip(tensor.dims()) {
+                    if let Dim::Symbol(s) = d {
+                        symbols.insert(s, *size);
+                    }
+                }
+            }
+        }
+        self.output_dims
+            .iter()
+            .map(|dims| {
+                dims.iter()
+                    .map(|d| match d {
+                        Dim::Size(n) => Ok(*n),
+                        Dim::Symbol(s) => {
+                            symbols
+                                .get(s.as_str())
+                                .copied()
+                                .ok_or_else(|| GraphError::Span {
+                                    name: self.key.clone(),
+                                    reason: format!("no input tells the size of output dim `{s}`"),
+                                })
+                        }
+                    })
+                    .collect()
+            })
+            .collect()
+    }
+
+    fn serve(&self, inputs: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
+        let kernel = |source: candle_core::Error| GraphError::Kernel {
+            op: "seat".into(),
+            at: self.key.clone(),
+            source: Box::new(source),
+        };
+        let contiguous: Vec<Option<Tensor>> = inputs
+            .iter()
+            .map(|t| t.as_ref().map(Tensor::contiguous).transpose())
+            .collect::<Result<_, _>>()
+            .map_err(kernel)?;
+        let mut outputs: Vec<(Vec<f32>, Vec<usize>)> = self
+            .output_shapes(inputs)?
+            .into_iter()
+            .map(|dims| (vec![0.0; dims.iter().product()], dims))
+            .collect();
+        let result = {
+            let guards: Vec<_> = contiguous
+                .iter()
+                .map(|t| t.as_ref().map(Tensor::storage_and_layout))
+                .collect();
+            let views: Vec<Option<(&[f32], &[usize])>> = guards
+                .iter()
+                .map(|g| {
+                    g.as_ref().and_then(|(storage, layout)| match &**storage {
+                        Storage::Cpu(CpuStorage::F32(data)) => {
+                            let (from, to) = layout.contiguous_offsets()?;
+                            Some((&data[from..to], layout.dims()))
+                        }
+                        _ => None,
+                    })
+                })
+                .collect();
+            self.form.call(&views, &mut outputs)
+        };
+        match result {
+            Ok(()) => {
+                self.ledger.served();
+                outputs
+                    .into_iter()
+                    .map(|(data, dims)| Tensor::from_vec(data, dims, &Device::Cpu))
+                    .collect::<Result<Vec<_>, _>>()
+                    .map(SpanOutcome::Done)
+                    .map_err(kernel)
+            }
+            Err(failure) => self.fail(failure),
+        }
+    }
+}
+
+impl SpanRunner for Seat {
+    fn run(&self, inputs: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
+        if self.ledger.is_detached() {
+            return Ok(SpanOutcome::Host);
+        }
+        match self.admit(inputs) {
+            Ok(rows) if self.out_of_band(rows) => {
+                self.ledger.dispatched();
+                Ok(SpanOutcome::Host)
+            }
+            Ok(_) => self.serve(inputs),
+            Err((code, reason)) => self.miss(code, &reason),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Double {
+        fail_at: Option<u64>,
+        calls: Mutex<u64>,
+    }
+
+    impl Executable for Double {
+        fn call(
+            &self,
+            inputs: &[Option<(&[f32], &[usize])>],
+            outputs: &mut [(Vec<f32>, Vec<usize>)],
+        ) -> Result<(), CallFailure> {
+            let mut calls = self.calls.lock().unwrap();
+            *calls += 1;
+            if Some(*calls) == self.fail_at {
+                return Err(CallFailure {
+                    code: "failed".into(),
+                    message: "planted".into(),
+                    declined: false,
+                });
+            }
+            let (x, _) = inputs[0].unwrap();
+            for (o, i) in outputs[0].0.iter_mut().zip(x) {
+                *o = 2.0 * i;
+            }
+            Ok(())
+        }
+    }
+
+    fn seat(band: Option<(usize, usize)>, mode: OnGuardFail, fail_at: Option<u64>) -> Arc<Seat> {
+        let dims = vec![
+            Dim::Symbol("B".into()),
+            Dim::Symbol("T".into()),
+            Dim::Size(4),
+        ];
+        Seat::new(
+            "a.b".into(),
+            Box::new(Double {
+                fail_at,
+                calls: Mutex::new(0),
+            }),
+            Admission {
+                width: 4,
+                row_capacity: 8,
+                rows_exact: None,
+                band,
+                concurrent: false,
+            },
+            mode,
+            vec![Some(dims.clone())],
+            vec![dims],
+        )
+    }
+
+    fn x(rows: usize, width: usize) -> Vec<Option<Tensor>> {
+        vec![Some(
+            Tensor::ones((1, rows, width), DType::F32, &Device::Cpu).unwrap(),
+        )]
+    }
+
+    #[test]
+    fn an_admitted_call_runs_the_form() {
+        let s = seat(None, OnGuardFail::Fallback, None);
+        let SpanOutcome::Done(out) = s.run(&x(3, 4)).unwrap() else {
+            panic!("host ran")
+        };
+        assert_eq!(out[0].dims(), [1, 3, 4]);
+        assert_eq!(
+            out[0].flatten_all().unwrap().to_vec1::<f32>().unwrap(),
+            vec![2.0; 12]
+        );
+        assert_eq!(s.ledger.counts().form_calls, 1);
+    }
+
+    #[test]
+    fn misses_fall_back_and_are_counted_with_their_code() {
+        let s = seat(None, OnGuardFail::Fallback, None);
+        assert!(matches!(s.run(&x(9, 4)).unwrap(), SpanOutcome::Host));
+        assert!(s
+            .ledger
+            .counts()
+            .last_reason
+            .unwrap()
+            .starts_with("rt_row_capacity"));
+        assert!(matches!(s.run(&x(1, 5)).unwrap(), SpanOutcome::Host));
+        assert!(s
+            .ledger
+            .counts()
+            .last_reason
+            .unwrap()
+            .starts_with("rt_width"));
+        assert_eq!(s.ledger.counts().fallbacks, 2);
+    }
+
+    #[test]
+    fn out_of_band_is_a_dispatch() {
+        let s = seat(Some((1, 2)), OnGuardFail::Fallback, None);
+        assert!(matches!(s.run(&x(3, 4)).unwrap(), SpanOutcome::Host));
+        let c = s.ledger.counts();
+        assert_eq!((c.band_dispatches, c.fallbacks), (1, 0));
+    }
+
+    #[test]
+    fn raise_mode_is_an_error_and_not_a_fallback() {
+        let s = seat(None, OnGuardFail::Raise, None);
+        assert!(s.run(&x(9, 4)).is_err());
+        let c = s.ledger.counts();
+        assert_eq!((c.calls, c.fallbacks), (1, 0));
+        assert!(c.last_reason.is_some());
+    }
+
+    #[test]
+    fn a_failing_form_is_given_up_at_once() {
+        let s = seat(None, OnGuardFail::Fallback, Some(2));
+        assert!(matches!(s.run(&x(1, 4)).unwrap(), SpanOutcome::Done(_)));
+        assert!(matches!(s.run(&x(1, 4)).unwrap(), SpanOutcome::Host));
+        assert!(matches!(s.run(&x(1, 4)).unwrap(), SpanOutcome::Host));
+        let c = s.ledger.counts();
+        assert!(c.detached);
+        assert_eq!(
+            (c.calls, c.form_calls, c.fallbacks),
+            (2, 1, 1),
+            "later calls do not touch it"
+        );
+    }
+
+    #[test]
+    fn thirty_two_misses_in_a_row_restore_the_host() {
+        let s = seat(None, OnGuardFail::Fallback, None);
+        for _ in 0..31 {
+            s.run(&x(9, 4)).unwrap();
+        }
+        s.run(&x(1, 4)).unwrap();
+        for _ in 0..31 {
+            s.run(&x(9, 4)).unwrap();
+        }
+        assert!(!s.ledger.is_detached(), "an admitted call resets the run");
+        s.run(&x(9, 4)).unwrap();
+        assert!(s.ledger.is_detached());
+    }
+
+    #[test]
+    fn a_second_thread_gets_the_host() {
+        let s = seat(None, OnGuardFail::Fallback, None);
+        s.run(&x(1, 4)).unwrap();
+        let other = s.clone();
+        std::thread::spawn(move || {
+            assert!(matches!(other.run(&x(1, 4)).unwrap(), SpanOutcome::Host));
+        })
+        .join()
+        .unwrap();
+        assert!(matches!(s.run(&x(1, 4)).unwrap(), SpanOutcome::Done(_)));
+        assert!(s
+            .ledger
+            .counts()
+            .last_reason
+            .unwrap()
+            .starts_with("rt_second_thread"));
+    }
+}

@@ -1,0 +1,371 @@
+//! One run of a form against the structure's reference: bind parity, and the launch of a probe.
+//!
+//! Inputs come from the host or from a seed; outputs are poisoned first, so that what a form does not write is seen.
+//! The reference runs on the same weights rounded through the form's declared format, with the points the form
+//! rounds rounded too, so that what is left is the form's own error.
+
+use std::collections::{BTreeMap, HashMap};
+
+use candle_core::{DType, Device, Tensor};
+use structures_catalog::{CatalogError, Feed, Spec};
+use structures_graph::{Attrs, Layout, OpKind};
+use structures_plugin_api::describe::{FormDecl, WeightFormat};
+use structures_plugin_api::formats::{
+    fake_quant_e4m3, fp8_scale, round_weights_jointly, WeightMatrix,
+};
+
+use crate::error::Error;
+use crate::gates::bind_parity;
+use crate::seat::{CallFailure, Executable};
+
+/// A weight in slot dims.
+pub struct NamedWeight {
+    /// Slot, expanded.
+    pub name: String,
+    /// Order of the slot's dims.
+    pub layout: Layout,
+    /// f32, any strides.
+    pub tensor: Tensor,
+}
+
+/// What is run.
+pub struct Trial<'a> {
+    /// Structure.
+    pub spec: &'a Spec,
+    /// Span.
+    pub span: &'a str,
+    /// Host and form axes.
+    pub variant: &'a BTreeMap<String, String>,
+    /// Captured attributes.
+    pub params: &'a Attrs,
+    /// The span's inputs in order; `None` for an absent optional.
+    pub inputs: Vec<(String, Option<Tensor>)>,
+    /// Outputs that are made, in order.
+    pub outputs: Vec<String>,
+}
+
+impl Trial<'_> {
+    /// Compares the form with the reference at the largest and the smallest row count it serves. The inner error is
+    /// `bind_parity` or `bind_smoke` with its reason.
+    pub fn run(
+        &self,
+        form: &FormDecl,
+        executable: &dyn Executable,
+        weights: &[NamedWeight],
+        statistics: &BTreeMap<String, Vec<f32>>,
+        capacity: u64,
+    ) -> Result<Result<(), (&'static str, String)>, Error> {
+        if !matches!(form.activation_format.as_str(), "none" | "e4m3") {
+            let reason = format!(
+                "the host's reference cannot round activations through `{}`; it knows none and e4m3",
+                form.activation_format
+            );
+            return Ok(Err(("format_no_variant", reason)));
+        }
+        let rounded = round_weights(weights, form)?;
+        let available = self
+            .inputs
+            .iter()
+            .find_map(|(_, t)| t.as_ref())
+            .map_or(1, |t| {
+                t.elem_count() / t.dims().last().copied().unwrap_or(1).max(1)
+            });
+        let lowest = form.band.rows.map_or(1, |[lo, _]| lo as usize).max(1);
+        let largest = (capacity as usize).min(available).max(1);
+        let mut counts = vec![largest];
+        if lowest < largest {
+            counts.push(lowest);
+        }
+        for rows in counts {
+            let inputs = take_rows(&self.inputs, available, rows)?;
+            let want = self.reference(&rounded, &inputs, form, statistics)?;
+            let got = match launch(executable, &inputs, &want) {
+                Ok(got) => got,
+                Err(f) => return Ok(Err(("bind_smoke", format!("{}: {}", f.code, f.message)))),
+            };
+            // What a form may promise is capped by its formats, whatever it declares.
+            let tolerance = form.tolerance.min(structures_loader::tolerance_cap(form));
+            if let Err(reason) = self.compare(&inputs, &want, &got, weights, tolerance)? {
+                return Ok(Err(("bind_parity", format!("{reason}, at {rows} rows"))));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    fn compare(
+        &self,
+        inputs: &[(String, Option<Tensor>)],
+        want: &[(String, Tensor)],
+        got: &[Tensor],
+        weights: &[NamedWeight],
+        tolerance: f64,
+    ) -> Result<Result<(), String>, Error> {
+        let tails = self.tails(inputs, weights)?;
+        for ((name, want), got) in want.iter().zip(got) {
+            let (mut got, mut want) = (flat(got)?, flat(want)?);
+            let mut tolerance = tolerance;
+            let tail = tails
+                .get(name)
+                .and_then(|t| inputs.iter().find(|(n, _)| n == t))
+                .and_then(|(_, t)| t.as_ref())
+                .filter(|t| t.elem_count() == want.len());
+            if let Some(tail) = tail {
+                let (whole, tail) = (norm(&want), flat(tail)?);
+                for ((g, w), t) in got.iter_mut().zip(&mut want).zip(&tail) {
+                    *g -= t;
+                    *w -= t;
+                }
+                // Both sides rounded their sum to f32 before the tail was taken off again.
+                tolerance += f64::from(f32::EPSILON) * whole / norm(&want).max(f64::MIN_POSITIVE);
+            }
+            if let Some(refusal) = bind_parity(&got, &want, tolerance).refusal() {
+                return Ok(Err(format!("output `{name}`: {}", refusal.reason)));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    fn reference(
+        &self,
+        weights: &[(String, Tensor)],
+        inputs: &[(String, Option<Tensor>)],
+        form: &FormDecl,
+        statistics: &BTreeMap<String, Vec<f32>>,
+    ) -> Result<Vec<(String, Tensor)>, Error> {
+        let scale_of = |point: &str| -> Option<f32> {
+            if form.activation_format != "e4m3" {
+                return None;
+            }
+            statistics
+                .get(&format!("{point}|amax|tensor"))?
+                .first()
+                .map(|a| fp8_scale(*a))
+        };
+        let at = |name: &str| structures_graph::GraphError::Malformed {
+            phase: "reference".into(),
+            at: name.into(),
+            what: "cannot be rounded through its format".into(),
+        };
+        let round = |name: &str, t: Tensor| -> Result<Tensor, CatalogError> {
+            let Some(scale) = scale_of(name) else {
+                return Ok(t);
+            };
+            let dims = t.dims().to_vec();
+            let mut data = t
+                .flatten_all()
+                .and_then(|t| t.to_vec1::<f32>())
+                .map_err(|_| at(name))?;
+            fake_quant_e4m3(&mut data, scale);
+            Ok(Tensor::from_vec(data, dims, &Device::Cpu).map_err(|_| at(name))?)
+        };
+        let feed = Feed {
+            inputs: inputs
+                .iter()
+                .filter_map(|(name, t)| Some((name.clone(), t.clone()?)))
+                .collect(),
+            weights: weights.iter().cloned().collect(),
+            params: self.params.clone(),
+            dtype: Some(DType::F32),
+            on_value: Some(&round),
+            ..Feed::default()
+        };
+        let values = self.spec.reference_span(self.span, self.variant, &feed)?;
+        let plain = self.spec.plain_for(self.variant, &feed)?;
+        self.outputs
+            .iter()
+            .map(|name| {
+                let made = plain.resolve(name);
+                let value = values.iter().find(|(n, _)| n == made || n == name);
+                value
+                    .map(|(_, t)| (name.clone(), t.clone()))
+                    .ok_or_else(|| {
+                        Error::invalid(
+                            "point_unplaced",
+                            format!("the reference of `{}` makes no `{name}`", self.spec.name),
+                        )
+                    })
+            })
+            .collect()
+    }
+
+    /// Outputs that end in `+ input`: the input is exact on both sides and would hide an error of the form.
+    fn tails(
+        &self,
+        inputs: &[(String, Option<Tensor>)],
+        weights: &[NamedWeight],
+    ) -> Result<HashMap<String, String>, Error> {
+        let given = |name: &str| inputs.iter().any(|(n, t)| n == name && t.is_some());
+        let here = |name: &str| given(name) || weights.iter().any(|w| w.name == name);
+        let plain = self.spec.expand(self.variant, &here)?;
+        let mut tails = HashMap::new();
+        for op in plain.ops.iter().filter(|op| op.kind == OpKind::Add) {
+            let input = op.inputs.iter().flatten().find(|i| given(i));
+            if let (Some(input), [out]) = (input, op.outputs.as_slice()) {
+                tails.insert(out.clone(), input.clone());
+            }
+        }
+        Ok(tails)
+    }
+}
+
+fn launch(
+    executable: &dyn Executable,
+    inputs: &[(String, Option<Tensor>)],
+    like: &[(String, Tensor)],
+) -> Result<Vec<Tensor>, CallFailure> {
+    let host = |e: candle_core::Error| CallFailure {
+        code: "host_failed".into(),
+        message: e.to_string(),
+        declined: false,
+    };
+    let contiguous: Vec<Option<(Vec<f32>, Vec<usize>)>> = inputs
+        .iter()
+        .map(|(_, t)| {
+            t.as_ref()
+                .map(|t| Ok((t.flatten_all()?.to_vec1::<f32>()?, t.dims().to_vec())))
+                .transpose()
+        })
+        .collect::<Result<_, _>>()
+        .map_err(host)?;
+    let views: Vec<Option<(&[f32], &[usize])>> = contiguous
+        .iter()
+        .map(|t| t.as_ref().map(|(d, s)| (d.as_slice(), s.as_slice())))
+        .collect();
+    let mut outputs: Vec<(Vec<f32>, Vec<usize>)> = like
+        .iter()
+        .map(|(_, t)| (vec![f32::NAN; t.elem_count()], t.dims().to_vec()))
+        .collect();
+    executable.call(&views, &mut outputs)?;
+    outputs
+        .into_iter()
+        .map(|(data, dims)| Tensor::from_vec(data, dims, &Device::Cpu).map_err(host))
+        .collect()
+}
+
+fn flat(t: &Tensor) -> Result<Vec<f32>, Error> {
+    t.flatten_all()
+        .and_then(|t| t.to_vec1::<f32>())
+        .map_err(failed)
+}
+
+fn norm(values: &[f32]) -> f64 {
+    values
+        .iter()
+        .map(|v| f64::from(*v).powi(2))
+        .sum::<f64>()
+        .sqrt()
+}
+
+fn failed(e: candle_core::Error) -> Error {
+    Error::Graph(structures_graph::GraphError::Kernel {
+        op: "trial".into(),
+        at: "tensors".into(),
+        source: Box::new(e),
+    })
+}
+
+/// The last `rows` rows of every input. An input of another row count (a mask, a table) is taken whole, and then all are.
+fn take_rows(
+    inputs: &[(String, Option<Tensor>)],
+    available: usize,
+    rows: usize,
+) -> Result<Vec<(String, Option<Tensor>)>, Error> {
+    let count = |t: &Tensor| t.elem_count() / t.dims().last().copied().unwrap_or(1).max(1);
+    let uniform = inputs
+        .iter()
+        .filter_map(|(_, t)| t.as_ref())
+        .all(|t| count(t) == available);
+    inputs
+        .iter()
+        .map(|(name, t)| {
+            let taken = match t {
+                Some(t) if uniform => {
+                    let width = t.dims().last().copied().unwrap_or(1);
+                    let flat = t.reshape((available, width)).map_err(failed)?;
+                    let part = flat.narrow(0, available - rows, rows).map_err(failed)?;
+                    Some(part.contiguous().map_err(failed)?)
+                }
+                other => other.clone(),
+            };
+            Ok((name.clone(), taken))
+        })
+        .collect()
+}
+
+/// The weights as the form's declared format keeps them.
+fn round_weights(weights: &[NamedWeight], form: &FormDecl) -> Result<Vec<(String, Tensor)>, Error> {
+    if form.weight_format == WeightFormat::None {
+        return Ok(weights
+            .iter()
+            .map(|w| (w.name.clone(), w.tensor.clone()))
+            .collect());
+    }
+    // Rows of the buffers are output channels, whatever the slot's order.
+    let mut buffers: Vec<Option<(Vec<f32>, usize, usize)>> = weights
+        .iter()
+        .map(|w| {
+            if w.tensor.rank() != 2 {
+                return Ok(None);
+            }
+            let out_in = match w.layout {
+                Layout::InOut => w.tensor.t()?,
+                Layout::OutIn => w.tensor.clone(),
+            };
+            let (n, k) = out_in.dims2()?;
+            Ok(Some((
+                out_in.contiguous()?.flatten_all()?.to_vec1::<f32>()?,
+                n,
+                k,
+            )))
+        })
+        .collect::<Result<_, candle_core::Error>>()
+        .map_err(failed)?;
+    for group in scale_groups(weights, form) {
+        let mut members: Vec<WeightMatrix<'_>> = buffers
+            .iter_mut()
+            .enumerate()
+            .filter(|(i, _)| group.contains(i))
+            .filter_map(|(_, b)| b.as_mut())
+            .map(|(data, n, k)| WeightMatrix::out_in(data, *n, *k))
+            .collect();
+        round_weights_jointly(form.weight_format, &mut members);
+    }
+    weights
+        .iter()
+        .zip(buffers)
+        .map(|(w, b)| {
+            let tensor = match b {
+                None => w.tensor.clone(),
+                Some((data, n, k)) => {
+                    let t = Tensor::from_vec(data, (n, k), &Device::Cpu).map_err(failed)?;
+                    match w.layout {
+                        Layout::InOut => t.t().map_err(failed)?,
+                        Layout::OutIn => t,
+                    }
+                }
+            };
+            Ok((w.name.clone(), tensor))
+        })
+        .collect()
+}
+
+/// Indices of weights that share one scale: as declared, every other matrix alone.
+fn scale_groups(weights: &[NamedWeight], form: &FormDecl) -> Vec<Vec<usize>> {
+    let mut taken = vec![false; weights.len()];
+    let mut groups = Vec::new();
+    for declared in &form.scale_groups {
+        let members: Vec<usize> = (0..weights.len())
+            .filter(|i| !taken[*i] && weights[*i].tensor.rank() == 2)
+            .filter(|i| {
+                declared.iter().any(|d| match d.strip_suffix('*') {
+                    Some(head) => weights[*i].name.starts_with(head),
+                    None => weights[*i].name == *d,
+                })
+            })
+            .collect();
+        members.iter().for_each(|i| taken[*i] = true);
+        groups.push(members);
+    }
+    groups.extend((0..weights.len()).filter(|i| !taken[*i]).map(|i| vec![i]));
+    groups
+}
