@@ -1,0 +1,291 @@
+//! The command line as data: clap's types, nothing else.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+/// Plugin host for model kernels: finds structures, binds backends, keeps what was measured to be worth it.
+#[derive(Parser, Debug)]
+#[command(name = "structures", version, propagate_version = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Switches every command takes.
+    #[command(flatten)]
+    pub global: Global,
+}
+
+/// Switches every command takes.
+#[derive(Args, Debug, Clone)]
+pub struct Global {
+    /// One JSON document on stdout and nothing else there.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// More log lines (repeatable).
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Errors only.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Colour of messages.
+    #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
+    pub color: Color,
+    /// Directory with plugins, searched first (repeatable).
+    #[arg(long, global = true, value_name = "DIR")]
+    pub plugins: Vec<PathBuf>,
+    /// Directory with more structures (repeatable).
+    #[arg(long, global = true, value_name = "DIR")]
+    pub catalog: Vec<PathBuf>,
+    /// Threads of both arms; default: the cores this process may use.
+    #[arg(long, global = true, value_name = "N", env = "STRUCTURES_THREADS")]
+    pub threads: Option<usize>,
+}
+
+/// When to colour.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Color {
+    /// On a terminal.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Every candidate library and what became of it.
+    Plugins {
+        /// Default: list.
+        #[command(subcommand)]
+        action: Option<PluginsAction>,
+    },
+    /// Run capability probes: declared, probed and launched as three facts.
+    Probe(ProbeArgs),
+    /// Structures, one spec, or a check of every entry.
+    Catalog {
+        /// Default: list.
+        #[command(subcommand)]
+        action: Option<CatalogAction>,
+    },
+    /// Seams and refusals of a model; reads headers only.
+    Discover(DiscoverArgs),
+    /// Measure the scales a scheme asks for and write the precision spec.
+    Calibrate(CalibrateArgs),
+    /// Discover, calibrate, bind, gate, activate; print the table and write the receipt.
+    Attach(AttachArgs),
+    /// The coverage table of a receipt: what was done, and why not more.
+    Explain {
+        /// A receipt file.
+        receipt: PathBuf,
+    },
+    /// Generate text, greedily.
+    Generate(GenerateArgs),
+    /// Print shell completions.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Describe one library on stdout; what the scan runs in a child process.
+    #[command(hide = true)]
+    ScanPlugin {
+        /// The library.
+        path: PathBuf,
+    },
+}
+
+/// `plugins ...`
+#[derive(Subcommand, Debug)]
+pub enum PluginsAction {
+    /// Every candidate library and what became of it.
+    List,
+    /// One plugin in full.
+    Show {
+        /// Its id.
+        id: String,
+    },
+}
+
+/// `catalog ...`
+#[derive(Subcommand, Debug)]
+pub enum CatalogAction {
+    /// All structures.
+    List,
+    /// One structure in full.
+    Show {
+        /// `NAME` or `NAME@VERSION`.
+        name: String,
+    },
+    /// Check every entry: it loads, and its dataflow equals its reference.
+    Verify {
+        /// A directory of structures to check beside the built-in ones.
+        dir: Option<PathBuf>,
+    },
+}
+
+/// `probe`
+#[derive(Args, Debug)]
+pub struct ProbeArgs {
+    /// Only this plugin.
+    #[arg(long)]
+    pub plugin: Option<String>,
+    /// Only this structure.
+    #[arg(long)]
+    pub structure: Option<String>,
+    /// Only this form.
+    #[arg(long)]
+    pub form: Option<String>,
+    /// Device; 0 is the CPU.
+    #[arg(long, default_value_t = 0)]
+    pub device: u32,
+    /// Rows to launch at.
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    pub rows: Vec<u64>,
+    /// Sizes of symbols, `D=576,F=1536`; what is not given takes a size the form admits.
+    #[arg(long, value_delimiter = ',', value_name = "SYMBOL=SIZE")]
+    pub dims: Vec<String>,
+}
+
+/// `discover`
+#[derive(Args, Debug)]
+pub struct DiscoverArgs {
+    /// A checkpoint directory, a .gguf file, or `demo`.
+    #[arg(required_unless_present = "tree", conflicts_with = "tree")]
+    pub model: Option<String>,
+    /// A module tree as JSON (plain or .gz) instead of a model.
+    #[arg(long, value_name = "FILE")]
+    pub tree: Option<PathBuf>,
+    /// Only these structures.
+    #[arg(long, value_delimiter = ',')]
+    pub structures: Vec<String>,
+}
+
+/// Sample switches.
+#[derive(Args, Debug, Clone)]
+pub struct SampleArgs {
+    /// Samples: .txt, cut into chunks of 128 tokens, or .jsonl; default: a built-in text.
+    #[arg(long, value_name = "FILE")]
+    pub samples: Option<PathBuf>,
+    /// Percentile across samples.
+    #[arg(long, default_value_t = 99.9)]
+    pub percentile: f64,
+    /// Use only the first N samples.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub max_samples: Option<usize>,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("expected at least 1, found 0".into()),
+        Ok(n) => Ok(n),
+        Err(e) => Err(format!("expected a whole number of at least 1: {e}")),
+    }
+}
+
+/// `calibrate`
+#[derive(Args, Debug)]
+pub struct CalibrateArgs {
+    /// A checkpoint directory, a .gguf file, or `demo`.
+    pub model: String,
+    /// Which samples.
+    #[command(flatten)]
+    pub samples: SampleArgs,
+    /// Scheme whose statistics are measured.
+    #[arg(long, default_value = "fp8_static")]
+    pub scheme: String,
+    /// Where the precision spec goes.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+/// What is judged.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkloadArg {
+    /// Teacher-forced steps after a prompt.
+    Decode,
+    /// Whole prompts.
+    Prefill,
+}
+
+/// What a contract miss does.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuardArg {
+    /// The host serves the call, counted.
+    Fallback,
+    /// An error.
+    Raise,
+}
+
+/// `attach`
+#[derive(Args, Debug)]
+pub struct AttachArgs {
+    /// A checkpoint directory, a .gguf file, or `demo`.
+    pub model: String,
+    /// Precision scheme.
+    #[arg(long, default_value = "auto")]
+    pub scheme: String,
+    /// Default: decode for models that give a distribution, else prefill.
+    #[arg(long, value_enum)]
+    pub workload: Option<WorkloadArg>,
+    /// Which samples.
+    #[command(flatten)]
+    pub samples: SampleArgs,
+    /// Only these structures.
+    #[arg(long, value_delimiter = ',')]
+    pub structures: Vec<String>,
+    /// Refuse a unit whose metric misses this (repeatable), `top1_agreement=0.9`.
+    #[arg(long, value_name = "METRIC=VALUE")]
+    pub floor: Vec<String>,
+    /// Smallest speed-up a unit must show.
+    #[arg(long, default_value_t = 1.02)]
+    pub min_speedup: f64,
+    /// Rounds of paired timing.
+    #[arg(long, default_value_t = 7)]
+    pub rounds: usize,
+    /// Iterations a round.
+    #[arg(long, default_value_t = 10)]
+    pub iters: usize,
+    /// What a contract miss does.
+    #[arg(long, value_enum, default_value_t = GuardArg::Fallback)]
+    pub on_guard_fail: GuardArg,
+    /// Take only this form for a structure (repeatable), `STRUCTURE=PLUGIN[:FORM]`.
+    #[arg(long, value_name = "STRUCTURE=PLUGIN[:FORM]")]
+    pub pin: Vec<String>,
+    /// The first fallback is an error.
+    #[arg(long)]
+    pub strict: bool,
+    /// Score every position instead of the last 32 of each sample.
+    #[arg(long)]
+    pub all_positions: bool,
+    /// Where the receipt goes; default: `receipts` in the user's data directory.
+    #[arg(long, value_name = "DIR")]
+    pub receipt_dir: Option<PathBuf>,
+}
+
+/// `generate`
+#[derive(Args, Debug)]
+pub struct GenerateArgs {
+    /// A checkpoint directory, a .gguf file, or `demo`.
+    pub model: String,
+    /// The prompt.
+    #[arg(long)]
+    pub prompt: String,
+    /// Most tokens to add.
+    #[arg(long, default_value_t = 64)]
+    pub max_new_tokens: usize,
+    /// Bind by this scheme without a gate.
+    #[arg(long, conflicts_with = "receipt")]
+    pub scheme: Option<String>,
+    /// Bind exactly what this receipt activated.
+    #[arg(long, value_name = "FILE")]
+    pub receipt: Option<PathBuf>,
+    /// Take only this form for a structure (repeatable), `STRUCTURE=PLUGIN[:FORM]`.
+    #[arg(long, value_name = "STRUCTURE=PLUGIN[:FORM]", requires = "scheme")]
+    pub pin: Vec<String>,
+    /// The first fallback is an error.
+    #[arg(long)]
+    pub strict: bool,
+}

@@ -1,0 +1,136 @@
+//! `discover`: seams and refusals, from headers only.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde_json::{json, Value as Json};
+use structures::receipt::RefusalNote;
+use structures::sites;
+use structures_graph::ModuleTree;
+use structures_models::Description;
+use structures_seams::Seam;
+
+use super::{model_path, Context};
+use crate::args::DiscoverArgs;
+use crate::failure::Failure;
+
+/// See the module.
+pub fn run(args: &DiscoverArgs, cx: &Context<'_>) -> Result<u8, Failure> {
+    let catalog = structures::host::open_catalog(&cx.global.catalog)?;
+    for name in &args.structures {
+        catalog.get(name)?;
+    }
+    let (seams, refused) = match (&args.model, &args.tree) {
+        (_, Some(tree)) => {
+            readable(tree)?;
+            let tree = ModuleTree::from_dump_file(tree)?;
+            sites::discover_tree(&catalog, &tree, &args.structures)
+        }
+        (Some(model), None) => {
+            let description = Description::open(&model_path(model)?)?;
+            let survey =
+                structures::host::survey_headers(&catalog, &description, &args.structures)?;
+            let seams = survey.sites.into_iter().map(|s| s.seam).collect();
+            (seams, survey.refused)
+        }
+        (None, None) => return Err(Failure::usage("no model", "give MODEL or --tree FILE")),
+    };
+    if cx.out.json() {
+        cx.out
+            .document(json!({ "seams": seams, "refused": refused }));
+        return Ok(0);
+    }
+    print(&seams, &refused, cx);
+    Ok(0)
+}
+
+/// A file that cannot be read is no damaged tree.
+fn readable(tree: &Path) -> Result<(), Failure> {
+    let read = File::open(tree).and_then(|mut f| f.read(&mut [0]));
+    read.map(|_| ()).map_err(|e| {
+        Failure::failed(
+            "io",
+            format!("--tree {}: cannot read it: {e}", tree.display()),
+            "give the file that a tree dump wrote, plain JSON or .gz",
+        )
+    })
+}
+
+fn print(seams: &[Seam], refused: &[RefusalNote], cx: &Context<'_>) {
+    // One line a family: thirty equal layers are one fact.
+    let mut families: Vec<(String, Vec<&Seam>)> = Vec::new();
+    for seam in seams {
+        let key = format!(
+            "{} {} {:?} {:?}",
+            seam.structure, seam.family, seam.dims, seam.variant
+        );
+        match families.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, list)) => list.push(seam),
+            None => families.push((key, vec![seam])),
+        }
+    }
+    let pairs = |v: Json| match v {
+        Json::Object(map) => map
+            .iter()
+            .map(|(k, v)| format!("{k}={}", v.to_string().trim_matches('"')))
+            .collect::<Vec<_>>()
+            .join(" "),
+        _ => String::new(),
+    };
+    cx.out.table(
+        [
+            "structure",
+            "where",
+            "seams",
+            "dims",
+            "variant",
+            "source",
+            "spans",
+        ],
+        families
+            .iter()
+            .map(|(_, list)| {
+                let s = list[0];
+                [
+                    s.structure.clone(),
+                    s.family.clone(),
+                    list.len().to_string(),
+                    pairs(json!(s.dims)),
+                    pairs(json!(s.variant)),
+                    json!(s.source).as_str().unwrap_or("").to_string(),
+                    if s.located {
+                        s.spans.join(" ")
+                    } else {
+                        "not located".into()
+                    },
+                ]
+            })
+            .collect(),
+    );
+    let mut assumed: Vec<&str> = seams
+        .iter()
+        .flat_map(|s| s.assumptions.iter().map(|a| a.text.as_str()))
+        .collect();
+    assumed.sort_unstable();
+    assumed.dedup();
+    for text in assumed {
+        cx.out.line(&format!("assumed: {text}"));
+    }
+    if refused.is_empty() {
+        cx.out.line("nothing was passed over");
+        return;
+    }
+    cx.out.line(&format!("passed over: {}", refused.len()));
+    let mut reasons: Vec<(String, usize, &str)> = Vec::new();
+    for r in refused {
+        let key = format!("{} {}: {}", r.structure, r.code, r.reason);
+        match reasons.iter_mut().find(|(k, _, _)| *k == key) {
+            Some((_, n, _)) => *n += 1,
+            None => reasons.push((key, 1, &r.path)),
+        }
+    }
+    for (reason, n, first) in reasons {
+        cx.out.line(&format!("  {n} x {reason} (first: {first})"));
+    }
+}

@@ -1,0 +1,128 @@
+//! `generate`: greedy text through the host, a receipt's seats, or ungated swaps.
+
+use serde_json::json;
+use structures::attach::auto_swaps;
+use structures::judge::summary;
+use structures::ledger::LedgerSummary;
+use structures::seat::OnGuardFail;
+use structures_models::generate;
+
+use super::{attach::default_options, load_samples, open_model, pins, Context};
+use crate::args::{GenerateArgs, SampleArgs};
+use crate::failure::Failure;
+use crate::progress::Bars;
+
+/// See the module.
+pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
+    if args.prompt.is_empty() {
+        return Err(Failure::usage(
+            "the prompt is empty: expected at least one character",
+            "give --prompt TEXT",
+        ));
+    }
+    let receipt = args
+        .receipt
+        .as_deref()
+        .map(structures::replay::read)
+        .transpose()?;
+    let model = open_model(&args.model)?;
+    let tokenizer = model.model.tokenizer()?;
+    let prompt = tokenizer.encode(&args.prompt, true)?;
+    let guard = if args.strict {
+        OnGuardFail::Raise
+    } else {
+        OnGuardFail::Fallback
+    };
+    let progress = Bars::new(cx.global.quiet);
+    let (plan, seats) = match (&receipt, &args.scheme) {
+        (Some(receipt), _) => {
+            let host = cx.host()?;
+            structures::replay::replay(&host, &model, receipt, &prompt, guard)?
+        }
+        (None, Some(scheme)) => {
+            let host = cx.host()?;
+            let mut options = default_options();
+            options.scheme.clone_from(scheme);
+            options.on_guard_fail = guard;
+            options.pins = pins(&args.pin)?;
+            let samples = load_samples(
+                &model,
+                &SampleArgs {
+                    samples: None,
+                    percentile: options.percentile,
+                    max_samples: None,
+                },
+            )?;
+            eprintln!(
+                "warning: nothing is gated; `attach` judges, and `--receipt` replays its result"
+            );
+            let swaps = auto_swaps(&host, &model, &samples, &options, &progress)?;
+            for r in &swaps.refused {
+                tracing::info!(path = %r.path, code = %r.code, "{}", r.reason);
+            }
+            (swaps.plan, swaps.seats)
+        }
+        (None, None) => (model.session().host_plan(), Vec::new()),
+    };
+    progress.finish();
+    let mut stream = tokenizer.stream();
+    let mut text = String::new();
+    let mut broken = None;
+    let mut begun = false;
+    let done = generate(
+        &model.model,
+        &plan,
+        &prompt,
+        args.max_new_tokens,
+        &mut |token| match stream.push(token) {
+            Ok(piece) => {
+                if !cx.out.json() {
+                    // Not before the model has answered: a refusal stands alone.
+                    if !std::mem::replace(&mut begun, true) {
+                        cx.out.raw(&args.prompt);
+                    }
+                    cx.out.raw(&piece);
+                }
+                text.push_str(&piece);
+            }
+            Err(e) => broken = Some(e),
+        },
+    )?;
+    if let Some(e) = broken {
+        return Err(e.into());
+    }
+    let rest = stream.finish()?;
+    text.push_str(&rest);
+    let ledger = summary(&seats);
+    if cx.out.json() {
+        cx.out.document(json!({
+            "text": text, "tokens": done.tokens, "prompt_tokens": done.prompt,
+            "prefill_tps": done.prefill_tps(), "decode_tps": done.decode_tps(), "ledger": ledger,
+        }));
+        return Ok(0);
+    }
+    cx.out.line(&rest);
+    eprintln!(
+        "prefill {:.1} tokens/s ({} tokens), decode {:.1} tokens/s ({} tokens)",
+        done.prefill_tps(),
+        done.prompt,
+        done.decode_tps(),
+        done.tokens.len()
+    );
+    eprintln!("{}", ledger_line(seats.len(), &ledger));
+    Ok(0)
+}
+
+fn ledger_line(seats: usize, l: &LedgerSummary) -> String {
+    if seats == 0 {
+        return "ledger: no seats, the host ran everything".into();
+    }
+    let mut text = format!(
+        "ledger: {seats} seats, {} calls served, {} dispatched by band, {} fell back",
+        l.form_calls, l.band_dispatches, l.fallbacks
+    );
+    if let Some(reason) = &l.last_reason {
+        text.push_str(&format!("; last reason: {reason}"));
+    }
+    text
+}

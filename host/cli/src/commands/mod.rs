@@ -1,0 +1,149 @@
+//! One file a command. Each gives its exit code or a failure.
+
+mod attach;
+mod calibrate;
+mod catalog;
+mod discover;
+mod explain;
+mod generate;
+mod plugins;
+mod probe;
+
+use std::path::{Path, PathBuf};
+
+use clap::CommandFactory;
+
+use structures::choose::Pin;
+use structures::host::{Host, HostOptions, Loaded};
+use structures::samples::{self, SampleOptions, Samples};
+
+use crate::args::{Cli, Command, Global, SampleArgs};
+use crate::failure::Failure;
+use crate::out::Out;
+
+/// What every command gets.
+pub struct Context<'a> {
+    /// Output.
+    pub out: &'a Out,
+    /// Global switches.
+    pub global: &'a Global,
+}
+
+impl Context<'_> {
+    /// The host with catalog and plugins.
+    pub fn host(&self) -> Result<Host, Failure> {
+        if let Some(dir) = self.global.plugins.iter().find(|dir| !dir.is_dir()) {
+            let found = if dir.exists() {
+                "something else"
+            } else {
+                "nothing"
+            };
+            return Err(Failure::usage(
+                format!(
+                    "--plugins {}: expected a directory with plugins, found {found}",
+                    dir.display()
+                ),
+                "give the directory that holds the *.so files, or leave --plugins out",
+            ));
+        }
+        Ok(Host::open(&HostOptions {
+            plugins: self.global.plugins.clone(),
+            catalog: self.global.catalog.clone(),
+        })?)
+    }
+}
+
+/// Runs a command.
+pub fn run(command: Command, cx: &Context<'_>) -> Result<u8, Failure> {
+    match command {
+        Command::Plugins { action } => plugins::run(action, cx),
+        Command::Probe(args) => probe::run(&args, cx),
+        Command::Catalog { action } => catalog::run(action, cx),
+        Command::Discover(args) => discover::run(&args, cx),
+        Command::Calibrate(args) => calibrate::run(&args, cx),
+        Command::Attach(args) => attach::run(&args, cx),
+        Command::Explain { receipt } => explain::run(&receipt, cx),
+        Command::Generate(args) => generate::run(&args, cx),
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "structures", &mut text);
+            cx.out.raw(&String::from_utf8_lossy(&text));
+            Ok(0)
+        }
+        // Ended in `main`.
+        Command::ScanPlugin { .. } => Ok(0),
+    }
+}
+
+/// `demo`, or a path.
+pub fn model_path(model: &str) -> Result<PathBuf, Failure> {
+    let path = PathBuf::from(model);
+    if model != "demo" {
+        if !path.exists() {
+            return Err(Failure::failed(
+                "model_missing",
+                format!("{model}: no such file or directory"),
+                "give a directory with config.json and safetensors, a .gguf file, or `demo`",
+            ));
+        }
+        return Ok(path);
+    }
+    if let Some(dir) = std::env::var_os("STRUCTURES_DEMO_MODEL") {
+        return Ok(PathBuf::from(dir));
+    }
+    // Beside the program, or in the repository it was built in.
+    let exe = std::env::current_exe().ok();
+    exe.iter()
+        .flat_map(|e| e.ancestors().skip(1))
+        .map(|dir| dir.join("demo").join("model"))
+        .find(|dir| dir.join("config.json").is_file())
+        .ok_or_else(|| {
+            Failure::failed(
+                "model_missing",
+                "the demo model is not beside this program",
+                "set STRUCTURES_DEMO_MODEL to the repository's demo/model directory",
+            )
+        })
+}
+
+/// Opens a model with its weights.
+pub fn open_model(model: &str) -> Result<Loaded, Failure> {
+    let mut loaded = Loaded::open(&model_path(model)?)?;
+    if model == "demo" {
+        // Its directory is called `model`, which says nothing in a receipt.
+        loaded.model.description.name = model.into();
+    }
+    Ok(loaded)
+}
+
+/// Samples for a model.
+pub fn load_samples(model: &Loaded, args: &SampleArgs) -> Result<Samples, Failure> {
+    let tokenizer = model.model.tokenizer()?;
+    let tokenize = |text: &str| tokenizer.encode(text, true).map_err(|e| e.to_string());
+    let options = SampleOptions {
+        max_samples: args.max_samples,
+        vocabulary: u32::try_from(model.model.config().vocab_size).ok(),
+    };
+    let samples = samples::load(args.samples.as_deref(), &tokenize, &options)?;
+    for note in samples.notes() {
+        // What the built-in text leaves over is nobody's concern.
+        if args.samples.is_some() {
+            tracing::warn!("samples: {note}");
+        } else {
+            tracing::info!("samples: {note}");
+        }
+    }
+    Ok(samples)
+}
+
+/// Parses `--pin`.
+pub fn pins(list: &[String]) -> Result<Vec<Pin>, Failure> {
+    list.iter()
+        .map(|p| Pin::parse(p).map_err(|e| Failure::usage(e, "--pin STRUCTURE=PLUGIN[:FORM]")))
+        .collect()
+}
+
+/// A path relative to nothing, for tables.
+pub fn show_path(path: &Path) -> String {
+    path.display().to_string()
+}
