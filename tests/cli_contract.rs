@@ -1,0 +1,218 @@
+//! The contract of the command line: what scripts may rely on whatever goes wrong.
+
+#![allow(clippy::unwrap_used)] // a test that panics has failed
+
+use serde_json::Value as Json;
+use structures_fixture_plugin::{fixture_copy, Fault};
+use structures_tests::{json, plugins, structures};
+
+/// stdout as it is written.
+fn stdout(args: &[&str]) -> String {
+    let none = plugins(&[]);
+    let out = structures(none.path()).args(args).output().unwrap();
+    String::from_utf8(out.stdout).unwrap()
+}
+
+#[test]
+fn every_document_starts_with_its_schema() {
+    for args in [
+        &["--json", "plugins", "list"][..],
+        &["--json", "catalog", "list"],
+        &["--json", "discover", "demo"],
+        &["--json", "attach"],
+        &["--json"],
+        &["--json", "nonsense"],
+        &["--json", "explain", "no-such-receipt.json"],
+        &["--json", "generate", "no-such-model", "--prompt", "x"],
+        &["--json", "plugins", "show", "nobody"],
+        &["--json", "--threads", "0", "catalog"],
+    ] {
+        let text = stdout(args);
+        assert!(text.starts_with("{\n  \"schema\": 1,"), "{args:?}: {text}");
+        let document: Json = serde_json::from_str(&text).unwrap();
+        if let Some(error) = document.get("error") {
+            for field in ["code", "message", "help"] {
+                assert!(
+                    !error[field].as_str().unwrap().is_empty(),
+                    "{args:?} {field}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn usage_errors_keep_what_clap_says() {
+    let none = plugins(&[]);
+    let error = |args: &[&str]| {
+        let (code, document, log) = json(structures(none.path()).args(args));
+        assert_eq!(code, 2, "{document}");
+        assert_eq!(document["error"]["code"], "usage");
+        assert_eq!(log, "", "the document is all there is");
+        let text = |field: &str| document["error"][field].as_str().unwrap().to_string();
+        (text("message"), text("help"))
+    };
+    let (message, help) = error(&["attach"]);
+    assert!(message.contains("<MODEL>"), "{message}");
+    assert!(!message.contains("Usage:"), "{message}");
+    assert!(help.starts_with("Usage: structures attach"), "{help}");
+
+    let (message, _) = error(&["attach", "demo", "--workload", "dekode"]);
+    for fact in ["dekode", "--workload", "decode, prefill"] {
+        assert!(message.contains(fact), "{message}");
+    }
+    let (message, _) = error(&["generate", "demo", "--promt", "x"]);
+    for fact in ["--promt", "tip:", "--prompt"] {
+        assert!(message.contains(fact), "{message}");
+    }
+    let (message, _) = error(&[]);
+    assert!(message.contains("requires a subcommand"), "{message}");
+}
+
+#[test]
+fn a_strict_run_ends_at_the_seat_that_missed() {
+    let dir = tempfile::tempdir().unwrap();
+    fixture_copy(dir.path(), Fault::ErrorThirdCall, "third");
+    let run = |more: &[&str]| {
+        json(
+            structures(dir.path())
+                .args(["generate", "demo", "--prompt", "And", "--scheme"])
+                .args(["w8a16_decode", "--max-new-tokens", "8"])
+                .args(more),
+        )
+    };
+    let (code, document, log) = run(&["--strict"]);
+    assert_eq!(code, 1, "{log}");
+    let error = &document["error"];
+    assert_eq!(error["code"], "strict_fallback", "{document}");
+    let message = error["message"].as_str().unwrap();
+    for fact in ["strict: seat `", "planted_error", "third call"] {
+        assert!(message.contains(fact), "{message}");
+    }
+    assert!(error["help"].as_str().unwrap().contains("--strict"));
+
+    let (code, document, log) = run(&[]);
+    assert_eq!(code, 0, "{log}");
+    assert_eq!(document["ledger"]["clean"], false, "{document}");
+}
+
+#[test]
+fn few_rounds_are_allowed_and_said() {
+    let none = plugins(&[]);
+    let receipts = tempfile::tempdir().unwrap();
+    let log = |more: &[&str]| {
+        let (_, _, log) = json(
+            structures(none.path())
+                .args(["attach", "demo", "--receipt-dir"])
+                .arg(receipts.path())
+                .args(more),
+        );
+        log
+    };
+    let said = log(&["--rounds", "6"]);
+    assert!(said.contains("fewer than 7 rounds"), "{said}");
+    for quiet in [&["--rounds", "7"][..], &[], &["--rounds", "6", "-q"]] {
+        let said = log(quiet);
+        assert!(!said.contains("fewer than"), "{quiet:?}: {said}");
+    }
+}
+
+#[test]
+fn sizes_nobody_has_are_rows_and_not_crashes() {
+    let dir = plugins(&["x86", "portable"]);
+    for args in [
+        &["--rows", "100000000000000"][..],
+        &["--rows", "18446744073709551615"],
+        &["--dims", "D=9000000000000000000"],
+        &["--dims", "D=9000000000000000000,F=9000000000000000000"],
+        &["--dims", "F=4000000000", "--rows", "8"],
+        &["--rows", "4194304", "--dims", "D=32,F=65536"],
+    ] {
+        let (code, document, log) = json(structures(dir.path()).arg("probe").args(args));
+        assert!([0, 3].contains(&code), "{args:?}: {code}\n{log}");
+        let rows = document["probes"].as_array().unwrap();
+        let ffn: Vec<&Json> = rows
+            .iter()
+            .filter(|p| p["structure"] == "decoder_ffn")
+            .collect();
+        assert!(ffn.len() >= 2, "{document}");
+        for p in ffn {
+            assert_eq!(p["launched"], false, "{args:?}: {p}");
+            let expected = match (p["plugin"].as_str(), args[0]) {
+                (Some("x86"), "--rows") => "form_band",
+                _ => "dims_inconsistent",
+            };
+            assert_eq!(p["code"], expected, "{args:?}: {p}");
+        }
+    }
+    let (code, document, _) = json(structures(dir.path()).args([
+        "probe",
+        "--plugin",
+        "portable",
+        "--structure",
+        "decoder_ffn",
+        "--dims",
+        "D=9000000000000000000",
+    ]));
+    assert_eq!(code, 3);
+    let reason = document["probes"][0]["reason"].as_str().unwrap();
+    for fact in ["9000000000000000000", "expected at most 268435456"] {
+        assert!(reason.contains(fact), "{reason}");
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure_and_a_closed_pipe_is_not() {
+    let none = plugins(&[]);
+    for arguments in [
+        &["catalog", "list"][..],
+        &["--json", "catalog", "list"],
+        &["completions", "bash"],
+    ] {
+        let full = std::fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .unwrap();
+        let done = structures(none.path())
+            .args(arguments)
+            .stdout(full)
+            .output()
+            .unwrap();
+        assert_eq!(done.status.code(), Some(1), "{arguments:?}");
+        let text = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(
+            text.contains("could not be written"),
+            "{arguments:?}: {text}"
+        );
+        // The read end is gone before anything is written.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let done = structures(none.path())
+            .args(arguments)
+            .stdout(writer)
+            .output()
+            .unwrap();
+        assert_eq!(done.status.code(), Some(0), "{arguments:?}");
+    }
+}
+
+#[test]
+fn absurd_thread_counts_and_unknown_structures_are_refused_by_name() {
+    let dir = plugins(&["x86"]);
+    for threads in ["0", "100000"] {
+        let mut command =
+            std::process::Command::new(structures_tests::build_dir().join("structures"));
+        let (code, document, _) = json(command.args(["catalog", "list", "--threads", threads]));
+        assert_eq!(
+            (code, &document["error"]["code"]),
+            (2, &"usage".into()),
+            "{document}"
+        );
+    }
+    let (code, document, _) = json(structures(dir.path()).args(["probe", "--structure", "nope"]));
+    assert_eq!(
+        (code, &document["error"]["code"]),
+        (3, &"entry_unknown".into()),
+        "{document}"
+    );
+}
