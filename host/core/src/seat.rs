@@ -261,19 +261,26 @@ impl Seat {
                 .iter()
                 .map(|t| t.as_ref().map(Tensor::storage_and_layout))
                 .collect();
-            let views: Vec<Option<(&[f32], &[usize])>> = guards
+            // An input that is there but cannot be read must never reach the form as an absent one.
+            let views: Result<Vec<_>, CallFailure> = guards
                 .iter()
                 .map(|g| {
-                    g.as_ref().and_then(|(storage, layout)| match &**storage {
-                        Storage::Cpu(CpuStorage::F32(data)) => {
-                            let (from, to) = layout.contiguous_offsets()?;
-                            Some((&data[from..to], layout.dims()))
+                    let Some((storage, layout)) = g else {
+                        return Ok(None);
+                    };
+                    match (&**storage, layout.contiguous_offsets()) {
+                        (Storage::Cpu(CpuStorage::F32(data)), Some((from, to))) => {
+                            Ok(Some((&data[from..to], layout.dims())))
                         }
-                        _ => None,
-                    })
+                        _ => Err(CallFailure {
+                            code: "rt_device".into(),
+                            message: "an input is not contiguous f32 in host memory".into(),
+                            declined: true,
+                        }),
+                    }
                 })
                 .collect();
-            self.form.call(&views, &mut outputs)
+            views.and_then(|views| self.form.call(&views, &mut outputs))
         };
         match result {
             Ok(()) => {

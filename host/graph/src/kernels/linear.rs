@@ -3,8 +3,10 @@
 //! Measured with `examples/matmul_shapes` on two cores of a server CPU, one row, weights larger than the caches
 //! together (as a decode step meets them): `[1,576] x [576,1536]` 155 us stored `[out,in]`, 158 us `[in,out]`;
 //! `[1,576] x [576,49152]` 4.3 ms against 8.3 ms. So a weight stays as checkpoints store it, `[out,in]`, and is never
-//! copied. candle's one-row product runs on one thread and is memory bound there (26 GB/s of the 28 GB/s that
-//! two threads get out of the same product cut in halves), so cutting it would not change the baseline.
+//! copied. candle's one-row product runs on one thread, and the host path leaves it so: it is candle's own baseline.
+//! On a quiet machine one thread got 26 GB/s of the 28 GB/s that two get out of the same product cut in halves; in
+//! another, noisy run cutting the output head had a better best (4.0 against 7.0 ms) and a worse median. Whether it
+//! would help is open.
 //!
 //! candle counts the machine's CPUs at *every* product when `RAYON_NUM_THREADS` is unset: 28 us a call, so that a
 //! decode step of SmolLM2-135M's sizes takes 52 ms in place of 36 (`examples/decode_overhead`). The host sets the
