@@ -132,7 +132,11 @@ impl<'c> Survey<'c> {
 pub fn note(stage: &str, refusal: &Refusal) -> RefusalNote {
     let mut reason = refusal.reason.clone();
     if let (Some(expected), Some(found)) = (&refusal.expected, &refusal.found) {
-        reason.push_str(&format!(" (expected {expected}, found {found})"));
+        // Most reasons say it in a sentence already.
+        let told = reason.contains(expected.as_str()) && reason.contains(found.as_str());
+        if !told {
+            reason.push_str(&format!(" (expected {expected}, found {found})"));
+        }
     }
     RefusalNote {
         path: refusal.path.clone(),

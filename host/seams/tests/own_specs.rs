@@ -360,3 +360,78 @@ fn a_binding_names_a_seam_no_tree_walk_finds() {
     assert_eq!(l.spans.len(), 1, "{:?}", l.fallen);
     assert!(matches!(l.seam.weights["w"], SlotWeight::Stored(_)));
 }
+
+const ADD_NORM: &str = "
+name: add_norm
+boundary:
+  inputs: [{name: x, dims: [M, D]}, {name: branch, dims: [M, D]}]
+  outputs: [{name: sum, dims: [M, D]}, {name: normed, dims: [M, D]}]
+weights: {w: [D]}
+points: []
+slots:
+  at: module
+  roles: {}
+  checks: [{that: \"self.kind == 'rms_norm'\", else: pass}]
+  dims: {D: 'self.weight.dims[0]'}
+  weights: {w: self.weight}
+  emit: {path: self, parent: parent}
+dataflow:
+  spans: {fused: {in: [x, branch], out: [sum, normed]}}
+  ops:
+    - {let: sum, op: add, in: [x, branch]}
+    - {let: normed, op: rms_norm, in: [sum, w], attrs: {eps: $eps, weight: direct}}
+";
+
+#[test]
+fn a_sum_of_two_inputs_that_nothing_tells_apart_takes_the_written_order() {
+    let text = ADD_NORM;
+    let spec_once = spec(text);
+    let mut norm = Module {
+        path: "norm".into(),
+        kind: Some(ModuleKind::RmsNorm),
+        ..Module::default()
+    };
+    let info = structures_graph::tree::ParamInfo {
+        dims: vec![8],
+        dtype: "f32".into(),
+    };
+    norm.params.insert("weight".into(), info);
+    let tree = ModuleTree::new("own", vec![norm]);
+    let mut b = GraphBuilder::new("t");
+    let (x, branch) = (b.input("x", sizes(8)), b.input("branch", sizes(8)));
+    let add = |b: &mut GraphBuilder, inputs: &[Option<ValueId>]| {
+        b.op(OpKind::Add, "", "sum", inputs, &[], sizes(8))
+    };
+    let sum = add(&mut b, &[Some(x), Some(branch)]);
+    let param = ParamRef {
+        path: "norm".into(),
+        name: "weight".into(),
+        rows: None,
+    };
+    let w = b.param(param, &[8], Layout::InOut);
+    let attrs = [
+        ("eps", AttrValue::Float(1e-5)),
+        ("weight", AttrValue::Word("direct".into())),
+    ];
+    let inputs = [Some(sum), Some(w)];
+    let n = b.op(OpKind::RmsNorm, "norm", "n", &inputs, &attrs, sizes(8));
+    let y = add(&mut b, &[Some(sum), Some(n)]);
+    b.output("y", y);
+    let graph = b.finish();
+    let l = locate(&graph, &spec_once, &only(&tree, &spec_once)).remove(0);
+    assert!(l.refusal.is_none(), "{:?}", l.refusal);
+    let roots: Vec<_> = l.spans[0].inputs.iter().map(|(_, v)| v.unwrap()).collect();
+    assert_eq!(roots, [x, branch]);
+
+    // Read twice by the structure, the two are no longer alike: nothing is guessed.
+    let twice = text.replace(
+        "  ops:\n",
+        "  ops:\n    - {let: extra, op: scale, in: [x], attrs: {by: 2.0}}\n",
+    );
+    let twice = twice.replace("out: [sum, normed]", "out: [sum, normed, extra]");
+    let twice = twice.replace("outputs: [", "outputs: [{name: extra, dims: [M, D]}, ");
+    let spec_twice = spec(&twice);
+    let l = locate(&graph, &spec_twice, &only(&tree, &spec_twice)).remove(0);
+    let refusal = l.refusal.unwrap();
+    assert_eq!(refusal.code, "dataflow_edge", "{refusal:?}");
+}

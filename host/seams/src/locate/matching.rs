@@ -165,8 +165,41 @@ impl<'a, 'g> Match<'a, 'g> {
                     }
                 }
             }
-            while self.step() {}
+            loop {
+                while self.step() {}
+                if !self.settle_symmetric() {
+                    break;
+                }
+            }
         }
+    }
+
+    /// Gives one open commutative pair its written order where the structure cannot tell its operands apart: both
+    /// are boundary inputs of the same dims that nothing else reads, so either order is the same structure.
+    fn settle_symmetric(&mut self) -> bool {
+        let alone = |name: &Option<String>| -> Option<&PlainSource> {
+            let name = name.as_deref()?;
+            let source = self.sources.get(name).filter(|s| !s.slot)?;
+            let readers = self
+                .plain
+                .ops
+                .iter()
+                .flat_map(|o| o.inputs.iter().flatten());
+            let once = readers.filter(|n| *n == name).count() == 1;
+            (once && !self.values.contains_key(name)).then_some(*source)
+        };
+        let symmetric =
+            self.open
+                .iter()
+                .copied()
+                .find(|&op| match &self.plain.ops[op].inputs[..] {
+                    [a, b] => match (alone(a), alone(b)) {
+                        (Some(a), Some(b)) => a.dims == b.dims && a.optional == b.optional,
+                        _ => false,
+                    },
+                    _ => false,
+                });
+        symmetric.is_some_and(|op| self.bind_in_order(op, false))
     }
 
     /// One round of propagation; whether anything changed.
@@ -237,18 +270,26 @@ impl<'a, 'g> Match<'a, 'g> {
             return false;
         };
         let plain = &self.plain.ops[op];
+        let inputs = &self.facts.graph().op(host).inputs;
+        let two = plain.inputs.len() == 2 && inputs.len() == 2;
+        let swapped = match plain.kind.spec().commutative && two {
+            true => self.order(plain, inputs),
+            false => Some(false),
+        };
+        swapped.is_some_and(|swapped| self.bind_in_order(op, swapped))
+    }
+
+    /// Binds operands, exchanged or as written, and results of a paired operation.
+    fn bind_in_order(&mut self, op: usize, swapped: bool) -> bool {
+        let Some(host) = self.pairs[op] else {
+            return false;
+        };
+        let plain = &self.plain.ops[op];
         let graph = self.facts.graph();
         let inputs = &graph.op(host).inputs;
-        let straight: Vec<usize> = (0..inputs.len().max(plain.inputs.len())).collect();
-        let order = if plain.kind.spec().commutative && plain.inputs.len() == 2 && inputs.len() == 2
-        {
-            match self.order(plain, inputs) {
-                Some(swapped) if swapped => vec![1, 0],
-                Some(_) => straight,
-                None => return false,
-            }
-        } else {
-            straight
+        let order: Vec<usize> = match swapped {
+            true => vec![1, 0],
+            false => (0..inputs.len().max(plain.inputs.len())).collect(),
         };
         self.open.remove(&op);
         let mut bindings: Vec<(&str, Bound)> = Vec::new();
@@ -455,6 +496,20 @@ impl<'a, 'g> Match<'a, 'g> {
     pub fn missing(&self, op: usize) -> Missing {
         let plain = &self.plain.ops[op];
         let graph = self.facts.graph();
+        if let Some(host) = self.pairs[op].filter(|_| self.open.contains(&op)) {
+            return Missing {
+                operand: plain
+                    .inputs
+                    .iter()
+                    .flatten()
+                    .cloned()
+                    .collect::<Vec<_>>()
+                    .join(", "),
+                expected: format!("one order of the operands of {}", plain.kind),
+                found: format!("both orders of the one at `{}` fit", self.module(host)),
+                host_path: Some(self.module(host)),
+            };
+        }
         for (i, name) in plain.inputs.iter().enumerate() {
             let Some(name) = name.as_deref() else {
                 continue;
