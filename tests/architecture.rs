@@ -18,6 +18,11 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
     ("structures-plugin-api", "plugin-api", &[]),
     ("structures-graph", "host/graph", &[]),
     ("structures-catalog", "catalog", &["structures-graph"]),
+    (
+        "structures-bindings",
+        "host/bindings",
+        &["structures-graph", "structures-catalog"],
+    ),
     ("structures-models", "host/models", &["structures-graph"]),
     (
         "structures-seams",
@@ -36,6 +41,7 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
             "structures-plugin-api",
             "structures-graph",
             "structures-catalog",
+            "structures-bindings",
             "structures-models",
             "structures-seams",
             "structures-loader",
@@ -48,6 +54,7 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
             "structures",
             "structures-graph",
             "structures-catalog",
+            "structures-bindings",
             "structures-models",
             "structures-seams",
             "structures-loader",
@@ -63,6 +70,17 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
         "structures-plugin-x86",
         "plugins/x86",
         &["structures-plugin-api"],
+    ),
+    (
+        "structures-suite",
+        "tests/suite",
+        &[
+            "structures",
+            "structures-plugin-api",
+            "structures-graph",
+            "structures-catalog",
+            "structures-loader",
+        ],
     ),
 ];
 
@@ -84,10 +102,12 @@ const CORE: &[&str] = &[
     "plugin-api/src",
     "catalog/src",
     "host/graph/src",
+    "host/bindings/src",
     "host/seams/src",
     "host/loader/src",
     "host/core/src",
     "host/cli/src",
+    "tests/suite/src",
 ];
 
 #[test]
@@ -142,6 +162,7 @@ fn unsafe_has_an_address() {
         "catalog",
         "host/graph",
         "host/models",
+        "host/bindings",
         "host/seams",
         "host/core",
         "plugins/portable",

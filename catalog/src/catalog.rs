@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::document::{self, Document};
-use crate::error::{CatalogError, Place};
-use crate::reference::ReferenceFn;
-use crate::spec::Spec;
+use crate::error::CatalogError;
+use crate::spec::{Kind, Spec};
 use crate::{builtin, names, parse};
 
 /// Every structure this process knows.
@@ -21,53 +20,108 @@ impl Catalog {
     pub fn builtin() -> Result<Catalog, CatalogError> {
         let mut catalog = Catalog::default();
         for (name, file, text) in builtin::RETIRED {
-            catalog.retire(name, file, text)?;
+            catalog.retire(name, file, text, &Limit::default())?;
         }
         for e in builtin::ENTRIES {
-            catalog.add(e.stored, e.file, e.text, e.reference, &Limit::default())?;
+            let added = catalog.add(e.stored, e.file, e.text, &Limit::default())?;
+            added.reference = e.reference;
+            added.builtin = true;
         }
+        catalog.check_embedded()?;
         Ok(catalog)
     }
 
     /// Adds the entries of a directory, `<name>/structure.yaml`, `<name>/v<k>/structure.yaml` and
     /// `<name>/retired.yaml`. They have no native reference. A name that is there already needs a higher version.
     pub fn with_dir(mut self, dir: &Path) -> Result<Catalog, CatalogError> {
+        match self.take_dir(dir, false)?.into_iter().next() {
+            Some(bad) => Err(bad),
+            None => Ok(self),
+        }
+    }
+
+    /// The same for a check of the whole directory: what is good is added, everything else is told. An exact copy of
+    /// an entry that is there already is that entry.
+    pub fn with_good_of(
+        mut self,
+        dir: &Path,
+    ) -> Result<(Catalog, Vec<CatalogError>), CatalogError> {
+        let bad = self.take_dir(dir, true)?;
+        Ok((self, bad))
+    }
+
+    fn take_dir(&mut self, dir: &Path, copies: bool) -> Result<Vec<CatalogError>, CatalogError> {
         let taken: BTreeMap<String, u32> = self
             .entries
             .keys()
             .chain(self.retired.keys())
             .map(|name| (name.clone(), self.highest(name)))
             .collect();
+        let mut bad = Vec::new();
+        let mut found = false;
         for entry in sub_directories(dir)? {
             let stored = file_name(&entry);
             let mut files = vec![(entry.join("structure.yaml"), None)];
-            for below in sub_directories(&entry)? {
-                let name = file_name(&below);
-                if let Some(k) = name.strip_prefix('v').and_then(|v| v.parse::<u32>().ok()) {
-                    files.push((below.join("structure.yaml"), Some(k)));
-                }
+            match sub_directories(&entry) {
+                Err(e) => bad.push(e),
+                Ok(below) => files.extend(below.iter().filter_map(|below| {
+                    let k = file_name(below).strip_prefix('v')?.parse::<u32>().ok()?;
+                    Some((below.join("structure.yaml"), Some(k)))
+                })),
             }
             let limit = |version| Limit {
                 version,
                 above: taken.get(&stored).copied().unwrap_or(0),
+                copies,
             };
-            for (file, version) in files.iter().filter(|(f, _)| f.is_file()) {
-                let text = document::read(file)?;
-                self.add(
-                    &stored,
-                    &file.display().to_string(),
-                    &text,
-                    None,
-                    &limit(*version),
-                )?;
-            }
             let notes = entry.join("retired.yaml");
-            if notes.is_file() {
-                let text = document::read(&notes)?;
-                self.retire(&stored, &notes.display().to_string(), &text)?;
+            found |= notes.exists() || files.iter().any(|(f, _)| f.exists());
+            if notes.exists() {
+                let shown = notes.display().to_string();
+                let one = document::read(&notes)
+                    .and_then(|text| self.retire(&stored, &shown, &text, &limit(None)));
+                bad.extend(one.err());
+            }
+            for (file, version) in files.iter().filter(|(f, _)| f.exists()) {
+                let shown = file.display().to_string();
+                let one = document::read(file)
+                    .and_then(|text| self.add(&stored, &shown, &text, &limit(*version)).map(drop));
+                bad.extend(one.err());
             }
         }
-        Ok(self)
+        if copies && !found {
+            bad.push(CatalogError::Io {
+                path: dir.display().to_string(),
+                reason: "no entry here, expected <name>/structure.yaml below it".into(),
+            });
+        }
+        // A check of the directory tells this of every pipeline.
+        if !copies && bad.is_empty() {
+            bad.extend(self.check_embedded().err());
+        }
+        Ok(bad)
+    }
+
+    // Every region a pipeline embeds is a live region.
+    fn check_embedded(&self) -> Result<(), CatalogError> {
+        for spec in self.list() {
+            self.check_embedded_of(spec)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_embedded_of(&self, spec: &Spec) -> Result<(), CatalogError> {
+        for (i, name) in spec.embedded().iter().enumerate() {
+            let what = match self.get(name) {
+                Ok(found) if found.kind == Kind::Region => continue,
+                Ok(_) => format!("`{name}` is a stage pipeline, expected a region"),
+                Err(e) => format!("`{name}` is no region of the catalog: {e}"),
+            };
+            let doc = Document::parse(&spec.file, &spec.document)?;
+            let at = doc.root().find(&["embedded_regions", &format!("[{i}]")]);
+            return Err(at.invalid(what));
+        }
+        Ok(())
     }
 
     fn highest(&self, name: &str) -> u32 {
@@ -84,10 +138,11 @@ impl Catalog {
         text: &str,
     ) -> Result<Self, CatalogError> {
         let limit = Limit {
-            version: None,
             above: self.highest(stored),
+            ..Limit::default()
         };
-        self.add(stored, file, text, None, &limit)?;
+        self.add(stored, file, text, &limit)?;
+        self.check_embedded()?;
         Ok(self)
     }
 
@@ -96,77 +151,107 @@ impl Catalog {
         stored: &str,
         file: &str,
         text: &str,
-        reference: Option<ReferenceFn>,
         limit: &Limit,
-    ) -> Result<(), CatalogError> {
-        let mut spec = parse::spec(file, text)?;
-        spec.reference = reference;
-        let place = |key: &str| -> Result<Place, CatalogError> {
-            Ok(Document::parse(file, text)?.root().find(&[key]).place())
-        };
+    ) -> Result<&mut Spec, CatalogError> {
+        let doc = Document::parse(file, text)?;
+        let spec = parse::spec(&doc)?;
+        let at = |key: &str| doc.root().find(&[key]);
         if spec.name != stored {
             return Err(CatalogError::NameMismatch {
-                at: place("name")?,
+                at: at("name").place(),
                 stored: stored.into(),
                 declared: spec.name,
             });
         }
-        let invalid = |what: String| -> CatalogError {
-            match place("version") {
-                Ok(at) => CatalogError::Invalid {
-                    at,
-                    path: "version".into(),
-                    what,
-                },
-                Err(e) => e,
-            }
-        };
         let version = spec.version;
         if let Some(k) = limit.version.filter(|k| *k != version) {
-            return Err(invalid(format!(
-                "stored under v{k}, found version {version}"
-            )));
+            let what = format!("stored under v{k}, found version {version}");
+            return Err(at("version").invalid(what));
         }
-        if version <= limit.above {
-            return Err(invalid(format!(
+        let known = self.entries.get(stored).and_then(|v| v.get(&version));
+        let copy = limit.copies && known.is_some_and(|k| k.digest == spec.digest);
+        if version <= limit.above && !copy {
+            return Err(at("version").invalid(format!(
                 "`{stored}` exists up to version {}; a version above it is needed, found {version}",
                 limit.above
             )));
         }
-        if self
-            .retired
-            .get(stored)
-            .is_some_and(|r| r.contains_key(&version))
-        {
-            return Err(invalid(format!(
-                "version {version} of `{stored}` is retired"
-            )));
+        if known.is_some() && !copy {
+            let what = format!("version {version} of `{stored}` is there twice");
+            return Err(at("version").invalid(what));
+        }
+        let gone = self.retired.get(stored);
+        if gone.is_some_and(|r| r.contains_key(&version)) {
+            let what = format!("version {version} of `{stored}` is retired");
+            return Err(at("version").invalid(what));
         }
         let versions = self.entries.entry(stored.into()).or_default();
-        if versions.contains_key(&version) {
-            return Err(invalid(format!(
-                "version {version} of `{stored}` is there twice"
-            )));
-        }
-        versions.insert(version, spec);
-        Ok(())
+        Ok(versions.entry(version).or_insert(spec))
     }
 
-    fn retire(&mut self, name: &str, file: &str, text: &str) -> Result<(), CatalogError> {
+    fn retire(
+        &mut self,
+        name: &str,
+        file: &str,
+        text: &str,
+        limit: &Limit,
+    ) -> Result<(), CatalogError> {
         let doc = Document::parse(file, text)?;
         for n in doc.root().items()? {
             let f = n.fields(&["version", "note"])?;
-            let version = f.need("version")?;
-            let number =
-                u32::try_from(version.count()?).map_err(|_| version.invalid("out of range"))?;
+            let at = f.need("version")?;
+            let version = u32::try_from(at.count()?).unwrap_or(0);
+            if version == 0 {
+                return Err(at.invalid("a version is a whole number from 1"));
+            }
             let note = f.need("note")?.text()?.trim().to_string();
             if note.is_empty() {
                 return Err(n.invalid("a retired version needs a migration note"));
             }
+            let known = self.retired.get(name).and_then(|r| r.get(&version));
+            if limit.copies && known == Some(&note) {
+                continue;
+            }
+            if known.is_some() {
+                return Err(at.invalid(format!("version {version} of `{name}` is retired twice")));
+            }
+            if version <= limit.above {
+                return Err(at.invalid(format!(
+                    "versions of `{name}` up to {} belong to somebody else; only they retire one",
+                    limit.above
+                )));
+            }
+            let live = self.entries.get(name);
+            if live.is_some_and(|v| v.contains_key(&version)) {
+                return Err(at.invalid(format!("version {version} of `{name}` is live too")));
+            }
             let notes = self.retired.entry(name.into()).or_default();
-            notes.insert(number, note);
+            notes.insert(version, note);
         }
         Ok(())
+    }
+
+    /// Versions that are no more, with their migration notes.
+    pub fn retired(&self) -> impl Iterator<Item = (&str, u32, &str)> {
+        let all = self.retired.iter();
+        all.flat_map(|(name, notes)| {
+            let each = notes.iter();
+            each.map(move |(version, note)| (name.as_str(), *version, note.as_str()))
+        })
+    }
+
+    /// What a pin means: `name` is the newest live version, `name@version` that one.
+    pub fn find(&self, pin: &str) -> Result<&Spec, CatalogError> {
+        let Some((name, version)) = pin.split_once('@') else {
+            return self.get(pin);
+        };
+        match version.parse::<u32>() {
+            Ok(version) => self.get_version(name, version),
+            Err(_) => Err(CatalogError::Pin {
+                pin: pin.into(),
+                found: version.into(),
+            }),
+        }
     }
 
     /// Names of all structures with a live document, sorted.
@@ -229,6 +314,8 @@ struct Limit {
     version: Option<u32>,
     // Versions up to this one belong to somebody else.
     above: u32,
+    // An exact copy of what is there is no second entry.
+    copies: bool,
 }
 
 fn sub_directories(dir: &Path) -> Result<Vec<std::path::PathBuf>, CatalogError> {

@@ -1,9 +1,10 @@
 //! One YAML document with positions: values from `serde_yaml`, places from an event parser.
 //!
-//! A document is at most 1 MB, has no anchors, aliases or tags, no duplicate keys and no second document. A
-//! [`Node`] knows its path and its place, so every message can say file, line and column.
+//! A document is at most 1 MB of UTF-8 without a byte-order mark, has no anchors, aliases or tags, no duplicate keys
+//! and no second document. A [`Node`] knows its path and its place, so every message can say file, line and column.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::io::Read;
 use std::path::Path;
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
@@ -20,10 +21,20 @@ const SEP: char = '\u{1f}';
 #[derive(Debug)]
 pub struct Document {
     file: String,
+    text: String,
     root: Value,
     // Path -> line and column of the value, and of the key it stands under.
     values: HashMap<String, (usize, usize)>,
     keys: HashMap<String, (usize, usize)>,
+    // Paths of unquoted words that other readers of YAML take for true or false.
+    switches: HashSet<String>,
+}
+
+/// Words that are true or false to readers of YAML 1.1 and text to those of 1.2.
+const SWITCHES: [&str; 4] = ["yes", "no", "on", "off"];
+
+fn is_switch(word: &str) -> bool {
+    SWITCHES.iter().any(|w| word.eq_ignore_ascii_case(w))
 }
 
 /// The text of a file, if it is small enough and UTF-8.
@@ -32,14 +43,38 @@ pub fn read(path: &Path) -> Result<String, CatalogError> {
         path: path.display().to_string(),
         reason,
     };
-    let size = std::fs::metadata(path)
-        .map_err(|e| io(e.to_string()))?
-        .len();
-    if size > MAX_BYTES {
-        return Err(io(format!("{size} bytes, expected at most {MAX_BYTES}")));
+    let invalid = |line: usize, column: usize, what: String| CatalogError::Invalid {
+        at: Place {
+            file: path.display().to_string(),
+            line,
+            column,
+        },
+        path: "document".into(),
+        what,
+    };
+    let file = std::fs::File::open(path).map_err(|e| io(e.to_string()))?;
+    let about = file.metadata().map_err(|e| io(e.to_string()))?;
+    if !about.is_file() {
+        return Err(io("expected a regular file".into()));
     }
-    let bytes = std::fs::read(path).map_err(|e| io(e.to_string()))?;
-    String::from_utf8(bytes).map_err(|e| io(format!("not UTF-8: {e}")))
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|e| io(e.to_string()))?;
+    let size = about.len().max(bytes.len() as u64);
+    if size > MAX_BYTES {
+        let what = format!("{size} bytes, expected at most {MAX_BYTES}");
+        return Err(invalid(1, 1, what));
+    }
+    String::from_utf8(bytes).map_err(|e| {
+        let good = &e.as_bytes()[..e.utf8_error().valid_up_to()];
+        let line = good.iter().filter(|b| **b == b'\n').count() + 1;
+        let last = good.rsplit(|b| *b == b'\n').next().unwrap_or_default();
+        let column = String::from_utf8_lossy(last).chars().count() + 1;
+        let found = e.as_bytes().get(good.len()).copied().unwrap_or_default();
+        let what = format!("expected UTF-8, found the byte 0x{found:02x}");
+        invalid(line, column, what)
+    })
 }
 
 impl Document {
@@ -47,13 +82,26 @@ impl Document {
     pub fn parse(file: &str, text: &str) -> Result<Document, CatalogError> {
         let mut doc = Document {
             file: file.into(),
+            text: text.into(),
             root: Value::Null,
             values: HashMap::new(),
             keys: HashMap::new(),
+            switches: HashSet::new(),
         };
         if text.len() as u64 > MAX_BYTES {
             let what = format!("{} bytes, expected at most {MAX_BYTES}", text.len());
             return Err(doc.fail((1, 1), "document", what));
+        }
+        if text.starts_with('\u{feff}') {
+            let what = "expected text, found a byte-order mark; save the file without it";
+            return Err(doc.fail((1, 1), "document", what.into()));
+        }
+        if let Some(tab) = text.find('\t') {
+            let line = text[..tab].rfind('\n').map_or(0, |n| n + 1);
+            let row = text[..tab].matches('\n').count() + 1;
+            let column = text[line..tab].chars().count() + 1;
+            let what = "expected spaces, found a tab; readers of YAML disagree about its width";
+            return Err(doc.fail((row, column), "document", what.into()));
         }
         doc.index(text)?;
         doc.root = serde_yaml::from_str(text).map_err(|e| {
@@ -61,6 +109,16 @@ impl Document {
             doc.fail(at, "document", e.to_string())
         })?;
         Ok(doc)
+    }
+
+    /// Its file, for messages.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// The bytes it was parsed from.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     /// The outermost value.
@@ -124,6 +182,12 @@ impl Document {
                                 let what = "this key stands here twice".to_string();
                                 return Err(self.fail(at, &full, what));
                             }
+                            if style == ScalarStyle::Plain && is_switch(&text) {
+                                let what = format!(
+                                    "`{text}` as a key is true or false to other readers; quote it"
+                                );
+                                return Err(self.fail(at, &full, what));
+                            }
                             *key = Some(text.to_string());
                             continue;
                         }
@@ -134,6 +198,9 @@ impl Document {
                         (true, Some(key)) => *key,
                         _ => at,
                     };
+                    if style == ScalarStyle::Plain && is_switch(&text) {
+                        self.switches.insert(here.clone());
+                    }
                     self.values.insert(here, at);
                     stack.iter_mut().last().into_iter().for_each(Frame::advance);
                 }
@@ -241,6 +308,15 @@ impl<'a> Node<'a> {
         }
     }
 
+    /// An error about a key of this mapping.
+    pub fn invalid_key(&self, key: &str, what: impl Into<String>) -> CatalogError {
+        CatalogError::Invalid {
+            at: self.key_place(key),
+            path: show(&join(&self.path, key)),
+            what: what.into(),
+        }
+    }
+
     fn wrong(&self, expected: &str) -> CatalogError {
         self.invalid(format!("expected {expected}, found {}", kind(self.value)))
     }
@@ -281,11 +357,8 @@ impl<'a> Node<'a> {
         let entries = self.entries()?;
         for (k, _) in &entries {
             if !allowed.contains(&k.as_str()) {
-                return Err(CatalogError::Invalid {
-                    at: self.key_place(k),
-                    path: show(&join(&self.path, k)),
-                    what: format!("unknown key `{k}`, expected one of {}", allowed.join(", ")),
-                });
+                let what = format!("unknown key `{k}`, expected one of {}", allowed.join(", "));
+                return Err(self.invalid_key(k, what));
             }
         }
         Ok(Fields {
@@ -323,15 +396,20 @@ impl<'a> Node<'a> {
             .collect())
     }
 
-    /// A word.
+    /// A word. `no` and its like need quotes: other readers of YAML take them for a truth value.
     pub fn text(&self) -> Result<&'a str, CatalogError> {
-        self.value.as_str().ok_or_else(|| self.wrong("a word"))
+        let word = self.value.as_str().ok_or_else(|| self.wrong("a word"))?;
+        if self.doc.switches.contains(&self.path) {
+            let what = format!("expected a word, found `{word}`, which is true or false to other readers; quote it");
+            return Err(self.invalid(what));
+        }
+        Ok(word)
     }
 
     /// A list of words; a single word is a list of one.
     pub fn texts(&self) -> Result<Vec<String>, CatalogError> {
         match self.value {
-            Value::String(s) => Ok(vec![s.clone()]),
+            Value::String(_) => Ok(vec![self.text()?.to_string()]),
             _ => self
                 .items()?
                 .iter()
@@ -473,6 +551,58 @@ mod tests {
         );
         let long = format!("a: {}\n", "x".repeat(MAX_BYTES as usize));
         assert!(message(&long).contains("at most"));
+    }
+
+    #[test]
+    fn words_that_other_readers_take_for_truth_values_need_quotes() {
+        let d =
+            Document::parse("f.yaml", "a: no\nb: 'no'\nc: [Off, \"on\"]\nd: none\n").expect("ok");
+        let f = d.root().fields(&["a", "b", "c", "d"]).expect("map");
+        let say = |n: &Node| match n.text() {
+            Ok(t) => t.to_string(),
+            Err(e) => e.to_string(),
+        };
+        let says = say(f.need("a").expect("a"));
+        assert!(
+            says.starts_with("f.yaml:1:4: a: expected a word, found `no`"),
+            "{says}"
+        );
+        assert_eq!(say(f.need("b").expect("b")), "no");
+        let c = f.need("c").expect("c").items().expect("list");
+        assert!(say(&c[0]).starts_with("f.yaml:3:5: c[0]"), "{}", say(&c[0]));
+        assert_eq!(
+            (say(&c[1]), say(f.need("d").expect("d"))),
+            ("on".into(), "none".into())
+        );
+    }
+
+    #[test]
+    fn files_that_are_no_text_are_refused_at_a_place() {
+        let dir = tempfile::tempdir().expect("dir");
+        let file = dir.path().join("f.yaml");
+        let says = |bytes: &[u8]| {
+            std::fs::write(&file, bytes).expect("written");
+            let parsed = read(&file).and_then(|t| Document::parse("f.yaml", &t));
+            parsed.expect_err("refused").to_string()
+        };
+        let latin = says(b"a: 1\nb: \xc3\xa4\xe4\n");
+        assert!(
+            latin.contains("f.yaml:2:5: document: expected UTF-8, found the byte 0xe4"),
+            "{latin}"
+        );
+        let large = says(&vec![b'x'; MAX_BYTES as usize + 1]);
+        assert!(
+            large.contains("f.yaml:1:1: document: 1048577 bytes"),
+            "{large}"
+        );
+        let marked = says("\u{feff}a: 1\n".as_bytes());
+        assert!(
+            marked.contains("f.yaml:1:1: document: expected text, found a byte-order mark"),
+            "{marked}"
+        );
+        let tab = says(b"a:\n\tb: 1\n");
+        assert!(tab.contains("f.yaml:2:"), "{tab}");
+        assert!(read(dir.path()).is_err());
     }
 
     #[test]

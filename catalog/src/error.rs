@@ -33,6 +33,14 @@ pub enum CatalogError {
         /// What exists and looks like it.
         nearest: Vec<String>,
     },
+    /// A pin that is none.
+    #[error("`{pin}`: expected NAME or NAME@VERSION with a whole number, found version `{found}`")]
+    Pin {
+        /// What was asked for.
+        pin: String,
+        /// What stands for the version.
+        found: String,
+    },
     /// The version existed once.
     #[error("structure `{name}` version {version} is retired: {note}")]
     Retired {
@@ -60,6 +68,17 @@ pub enum CatalogError {
         at: Place,
         /// Which.
         key: String,
+    },
+    /// A pipeline was asked for what only a region has.
+    #[error(
+        "`{name}` version {version} is a stage pipeline and has no reference of its own: the ground truth is the \
+         unmodified eager host under the same windows"
+    )]
+    NoStandaloneReference {
+        /// Name.
+        name: String,
+        /// Version.
+        version: u32,
     },
     /// The document breaks the grammar.
     #[error("{at}: {path}: {what}")]
@@ -181,6 +200,30 @@ pub enum CatalogError {
         /// Given.
         found: usize,
     },
+    /// Sizes or params that the entry does not admit together.
+    #[error("{structure}: expected `{that}`, found {found} ({code})")]
+    Constraint {
+        /// Entry.
+        structure: String,
+        /// The constraint's own code.
+        code: String,
+        /// What must hold.
+        that: String,
+        /// What was given.
+        found: String,
+    },
+    /// A param that cannot be what the entry takes it for.
+    #[error("{structure}: param `{param}` is {found}, expected {expected}")]
+    Param {
+        /// Entry.
+        structure: String,
+        /// Param.
+        param: String,
+        /// What it must be.
+        expected: String,
+        /// Given.
+        found: String,
+    },
     /// A step of a reference or of a dataflow failed.
     #[error("{structure}: {at}: {reason}")]
     Evaluation {
@@ -211,12 +254,16 @@ fn because(why: &str) -> String {
 
 impl CatalogError {
     /// Stable identifier of the reason.
-    pub fn code(&self) -> &'static str {
+    pub fn code(&self) -> &str {
         match self {
+            CatalogError::Constraint { code, .. } => code,
+            CatalogError::Param { .. } => "bad_param",
             CatalogError::Unknown { .. } => "entry_unknown",
             CatalogError::Retired { .. } => "entry_retired",
+            CatalogError::Pin { .. } => "pin_invalid",
             CatalogError::NameMismatch { .. } => "entry_name_mismatch",
             CatalogError::KeyForbidden { .. } => "key_forbidden",
+            CatalogError::NoStandaloneReference { .. } => "no_standalone_reference",
             CatalogError::Invalid { .. } | CatalogError::Dataflow { .. } => "entry_invalid",
             CatalogError::Io { .. } => "entry_unreadable",
             CatalogError::Variant { .. } => "unknown_variant",
@@ -228,6 +275,18 @@ impl CatalogError {
             CatalogError::RankMismatch { .. } => "rank_mismatch",
             CatalogError::DimConflict { .. } => "dim_conflict",
             CatalogError::Evaluation { .. } => "evaluation_failed",
+        }
+    }
+}
+
+impl CatalogError {
+    /// Where in a document, when the fault is in one.
+    pub fn place(&self) -> Option<&Place> {
+        match self {
+            CatalogError::NameMismatch { at, .. }
+            | CatalogError::KeyForbidden { at, .. }
+            | CatalogError::Invalid { at, .. } => Some(at),
+            _ => None,
         }
     }
 }

@@ -11,15 +11,16 @@ use structures_graph::ops::AttrDefault;
 use structures_graph::{kernels, AttrValue, Attrs, Layout, OpKind};
 
 use crate::error::CatalogError;
+use crate::expr::EvalError;
 use crate::rows::Rows;
-use crate::solve::{Shape, Solver};
+use crate::solve::{dim_size, Dims, Shape, Sizes, Solver};
 use crate::spec::{DimExpr, Plain, PlainAttr, PlainOp, SpanDecl, Spec};
 
 /// Tensors by name.
 pub type Tensors = BTreeMap<String, Tensor>;
 
-/// What `call` runs inside a role.
-pub type CallFn<'a> = Box<dyn Fn(&[Tensor]) -> Result<Tensor, CatalogError> + 'a>;
+/// What `call` runs inside a role: its data inputs to its results, in the order of the op's `let`.
+pub type CallFn<'a> = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>, CatalogError> + 'a>;
 
 /// May replace a value: called for every input of the span (in the declared rank) and for every value as it is
 /// made. Used to round a point through a number format.
@@ -87,11 +88,17 @@ impl Spec {
                 expected: plain.spans.iter().map(|s| s.name.clone()).collect(),
             });
         };
+        let rank = |n: &str| {
+            let given = feed.inputs.get(n).or_else(|| feed.weights.get(n));
+            given.map(Tensor::rank)
+        };
         Run {
             spec: self,
             plain,
             feed,
-            dims: plain.value_dims(),
+            dims: plain.value_dims_of(&rank),
+            sizes: Dims::new(),
+            params: feed.params.clone(),
         }
         .run(span)
     }
@@ -102,12 +109,16 @@ struct Run<'a> {
     plain: &'a Plain,
     feed: &'a Feed<'a>,
     dims: BTreeMap<String, Vec<DimExpr>>,
+    sizes: Dims,
+    params: Attrs,
 }
 
 impl Run<'_> {
-    fn run(&self, span: &SpanDecl) -> Result<Vec<(String, Tensor)>, CatalogError> {
+    fn run(mut self, span: &SpanDecl) -> Result<Vec<(String, Tensor)>, CatalogError> {
         let ops = self.plain.span_ops(span);
-        let mut values = self.take_sources(span, &ops)?;
+        let (mut values, sizes) = self.take_sources(span, &ops)?;
+        self.params = self.spec.filled(&self.params, &sizes);
+        self.sizes = sizes;
         let rows = Rows::of(values.iter().filter_map(|(n, t)| {
             let slot = self.plain.source(n).is_some_and(|s| s.slot);
             Some((self.dims.get(n).filter(|_| !slot)?.as_slice(), t))
@@ -125,7 +136,14 @@ impl Run<'_> {
         let mut made = Vec::new();
         for i in ops {
             let op = &self.plain.ops[i];
-            for (name, t) in op.outputs.iter().zip(self.op(op, &values)?) {
+            for (k, t) in self.op(op, &values)?.into_iter().enumerate() {
+                let Some(name) = op.outputs.get(k) else {
+                    continue;
+                };
+                let t = match op.view(k) {
+                    Some(view) => self.viewed(op, name, view, t)?,
+                    None => t,
+                };
                 let mut t = match op.as_f32 {
                     true => t.to_dtype(DType::F32)?,
                     false => t.to_dtype(self.feed.dtype())?,
@@ -161,7 +179,11 @@ impl Run<'_> {
     }
 
     // What the operations read from outside, with ranks and sizes checked.
-    fn take_sources(&self, span: &SpanDecl, ops: &[usize]) -> Result<Tensors, CatalogError> {
+    fn take_sources(
+        &self,
+        span: &SpanDecl,
+        ops: &[usize],
+    ) -> Result<(Tensors, Dims), CatalogError> {
         let inside: Vec<&String> = ops
             .iter()
             .flat_map(|o| &self.plain.ops[*o].outputs)
@@ -172,6 +194,7 @@ impl Run<'_> {
         let passed = span.outputs.iter().filter(|o| span.inputs.contains(o));
         let mut values = Tensors::new();
         let mut solver = Solver::new(&self.spec.name, Shape::Host);
+        solver.seed(&self.plain.symbols, &self.feed.params)?;
         // Inputs first and in order, so that a conflict is told in the entry's own terms.
         let mut names: Vec<&String> = Vec::new();
         let order = span
@@ -195,13 +218,48 @@ impl Run<'_> {
                 let why = format!("span `{}` reads it", span.name);
                 return Err(self.spec.missing(name, slot, &why));
             };
-            if let Some(dims) = self.dims.get(name) {
-                solver.bind(name, dims, t.dims(), !slot)?;
+            match (self.plain.source(name), self.dims.get(name)) {
+                (Some(source), _) => solver.bind_source(source, t.dims())?,
+                (None, Some(dims)) => solver.bind(name, dims, t.dims(), !slot)?,
+                (None, None) => {}
             }
             values.insert(name.clone(), t.clone());
         }
-        solver.finish()?;
-        Ok(values)
+        Ok((values, solver.finish()?))
+    }
+
+    // A result under its declared dims; one of them may be open and takes what is left.
+    fn viewed(
+        &self,
+        op: &PlainOp,
+        name: &str,
+        view: &[DimExpr],
+        t: Tensor,
+    ) -> Result<Tensor, CatalogError> {
+        let failed = |reason: String| CatalogError::Evaluation {
+            structure: self.spec.name.clone(),
+            at: format!("{} -> {name}", op.kind),
+            reason,
+        };
+        let mut shape: Vec<Option<usize>> = view.iter().map(|d| dim_size(d, &self.sizes)).collect();
+        let open: Vec<usize> = (0..shape.len()).filter(|i| shape[*i].is_none()).collect();
+        let known: usize = shape.iter().flatten().product();
+        if let [one] = open.as_slice() {
+            if known > 0 && t.elem_count() % known == 0 {
+                shape[*one] = Some(t.elem_count() / known);
+            }
+        }
+        if let Some(i) = shape.iter().position(Option::is_none) {
+            return Err(failed(format!("dim {} of its view has no size", view[i])));
+        }
+        let shape: Vec<usize> = shape.into_iter().flatten().collect();
+        if shape.iter().product::<usize>() != t.elem_count() {
+            return Err(failed(format!(
+                "{:?} cannot be viewed as {shape:?}",
+                t.dims()
+            )));
+        }
+        Ok(t.contiguous()?.reshape(shape)?)
     }
 
     fn op(&self, op: &PlainOp, values: &Tensors) -> Result<Vec<Tensor>, CatalogError> {
@@ -231,7 +289,14 @@ impl Run<'_> {
                 .get(role)
                 .ok_or_else(|| failed(format!("no closure for role `{role}`")))?;
             let args: Vec<Tensor> = inputs.into_iter().flatten().collect();
-            return Ok(vec![run(&args)?]);
+            let made = run(&args)?;
+            if made.len() != op.outputs.len() {
+                let (expected, found) = (op.outputs.len(), made.len());
+                return Err(failed(format!(
+                    "`{role}` makes {found} results, expected {expected}"
+                )));
+            }
+            return Ok(made);
         }
         if matches!(op.kind, OpKind::Add | OpKind::Mul | OpKind::Modulate) {
             self.align(op, &mut inputs)?;
@@ -255,10 +320,17 @@ impl Run<'_> {
                 PlainAttr::Equal(v) => {
                     attrs.insert(name.clone(), v.clone());
                 }
+                PlainAttr::Dims(dims) => {
+                    let value = dims.value(&Sizes(&self.sizes));
+                    attrs.insert(
+                        name.clone(),
+                        value.map_err(|e| self.unsized_attr(op, name, &e))?,
+                    );
+                }
                 PlainAttr::Capture(param) => {
                     let spec = op.kind.spec().attrs.iter().find(|a| a.name == name);
                     let required = spec.is_some_and(|a| a.default == AttrDefault::Required);
-                    match self.feed.params.get(param) {
+                    match self.params.get(param) {
                         Some(AttrValue::Absent) | None if !required => {}
                         Some(v) => {
                             attrs.insert(name.clone(), v.clone());
@@ -275,6 +347,24 @@ impl Run<'_> {
             }
         }
         Ok(attrs)
+    }
+
+    // An attribute computed from dims that are not all known: the param that would give the size, where there is one.
+    fn unsized_attr(&self, op: &PlainOp, attr: &str, e: &EvalError) -> CatalogError {
+        if let EvalError::Absent { what } = e {
+            if let Some(param) = self.plain.symbols.get(what) {
+                return CatalogError::MissingParam {
+                    structure: self.spec.name.clone(),
+                    param: param.clone(),
+                    op: op.kind.to_string(),
+                };
+            }
+        }
+        CatalogError::Evaluation {
+            structure: self.spec.name.clone(),
+            at: format!("{} -> {}", op.kind, op.outputs.join(", ")),
+            reason: format!("attribute `{attr}`: {e}"),
+        }
     }
 
     // Operands of lower rank get dims of 1 where their symbols are not: `[B,D]` meets `[B,M,D]` as `[B,1,D]`.

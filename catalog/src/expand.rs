@@ -12,6 +12,17 @@ use crate::names;
 use crate::spec::{AttrDecl, DimExpr, OpDecl, Plain, PlainAttr, PlainOp, Source, SpanDecl, Spec};
 
 impl Spec {
+    // A pipeline has no dataflow and no reference.
+    pub(crate) fn need_region(&self) -> Result<(), CatalogError> {
+        match self.pipeline {
+            None => Ok(()),
+            Some(_) => Err(CatalogError::NoStandaloneReference {
+                name: self.name.clone(),
+                version: self.version,
+            }),
+        }
+    }
+
     /// Every combination of host axes, in declared order; one empty one when there is none.
     pub fn host_axis_combinations(&self) -> Vec<BTreeMap<String, String>> {
         let mut all = vec![BTreeMap::new()];
@@ -83,6 +94,7 @@ impl Spec {
                     optional: p.optional,
                     layout: Layout::InOut,
                     dims: numbered(&p.dims, n),
+                    more: p.more.iter().map(|d| numbered(d, n)).collect(),
                 };
                 all.push((source, !p.optional && p.repeat.is_none()));
             }
@@ -96,6 +108,7 @@ impl Spec {
                     optional: s.optional,
                     layout: s.layout,
                     dims: numbered(&s.dims, n),
+                    more: Vec::new(),
                 };
                 let needed = s.repeat.is_none() || n.unwrap_or(0) < first + s.least;
                 all.push((source, !s.optional && needed));
@@ -111,6 +124,7 @@ impl Spec {
         axes: &BTreeMap<String, String>,
         present: &dyn Fn(&str) -> bool,
     ) -> Result<Plain, CatalogError> {
+        self.need_region()?;
         let axes = self.host_axes(axes)?;
         let sources = self.declared_sources();
         let candidates = self.candidates(&axes)?;
@@ -136,9 +150,17 @@ impl Spec {
             points: self.points.clone(),
             outputs: self.port_values(),
             aliases: BTreeMap::new(),
+            symbols: self.symbols.clone(),
+            constraints: Vec::new(),
         };
+        let applying = self.constraints.iter().filter(|c| c.applies(&plain.axes));
+        plain.constraints = applying.cloned().collect();
         self.resolve_spans(&mut plain);
-        resolve_dropped(&mut plain, dropped);
+        resolve_dropped(&mut plain, dropped).map_err(|(value, reason)| CatalogError::Dataflow {
+            structure: self.name.clone(),
+            value,
+            reason,
+        })?;
         tidy(&mut plain);
         Ok(plain)
     }
@@ -196,6 +218,7 @@ impl Spec {
                 }
                 AttrDecl::Literal(v) => PlainAttr::Equal(v.clone()),
                 AttrDecl::Capture(param) => PlainAttr::Capture(param.clone()),
+                AttrDecl::Dims(dims) => PlainAttr::Dims(dims.clone()),
                 AttrDecl::Axis(axis) => {
                     mentions.push(axis.clone());
                     PlainAttr::Equal(self.mapped(axis, axes))
@@ -205,6 +228,14 @@ impl Spec {
         }
         mentions.sort();
         mentions.dedup();
+        let view = |dims: &Option<Vec<DimExpr>>| -> Result<Option<Vec<DimExpr>>, CatalogError> {
+            let Some(dims) = dims else { return Ok(None) };
+            let one = |d: &DimExpr| match d {
+                DimExpr::Symbol(s) => replaced(s).map(DimExpr::Symbol),
+                d => Ok(d.clone()),
+            };
+            dims.iter().map(one).collect::<Result<_, _>>().map(Some)
+        };
         Ok(Candidate {
             repeated: index.is_some(),
             inputs: all(&op.inputs)?,
@@ -214,9 +245,11 @@ impl Spec {
                 inputs: Vec::new(),
                 outputs: all(&op.lets)?,
                 attrs,
+                views: op.views.iter().map(view).collect::<Result<_, _>>()?,
                 mentions,
                 as_f32: op.as_f32,
                 anchor: op.anchor,
+                shared: op.shared,
                 refuse: op.refuse.clone(),
             },
         })
@@ -321,6 +354,7 @@ struct Dropped {
     result: String,
     operand: String,
     rounds: bool,
+    view: Option<Vec<DimExpr>>,
 }
 
 struct Expansion<'a> {
@@ -381,6 +415,7 @@ impl Expansion<'_> {
                     result: result.clone(),
                     operand: operand.clone(),
                     rounds: !c.op.as_f32,
+                    view: c.op.view(0).map(<[_]>::to_vec),
                 });
             }
             return Ok(());
@@ -461,7 +496,7 @@ impl Expansion<'_> {
 }
 
 // Gives a dropped op's result and its first operand one name: the one that boundary, spans or points use.
-fn resolve_dropped(plain: &mut Plain, dropped: Vec<Dropped>) {
+fn resolve_dropped(plain: &mut Plain, dropped: Vec<Dropped>) -> Result<(), (String, String)> {
     let public: BTreeSet<String> = plain
         .spans
         .iter()
@@ -472,6 +507,18 @@ fn resolve_dropped(plain: &mut Plain, dropped: Vec<Dropped>) {
         .collect();
     for d in dropped {
         let operand = plain.resolve(&d.operand).to_string();
+        if let Some(view) = d.view {
+            let read = plain
+                .ops
+                .iter()
+                .any(|o| o.inputs.contains(&Some(operand.clone())));
+            if read || public.contains(&operand) || !give_view(plain, &operand, view) {
+                let what = format!(
+                    "its `dims` have no place where the op is dropped: `{operand}` is used as it is"
+                );
+                return Err((d.result, what));
+            }
+        }
         let producer = plain.ops.iter_mut().find(|o| o.outputs.contains(&operand));
         let renames =
             producer.is_some() && public.contains(&d.result) && !public.contains(&operand);
@@ -506,6 +553,19 @@ fn resolve_dropped(plain: &mut Plain, dropped: Vec<Dropped>) {
     }
     plain.points.iter_mut().for_each(fix);
     plain.outputs.iter_mut().for_each(|(_, v)| fix(v));
+    Ok(())
+}
+
+// Whether the producer of a value could take over a view of it.
+fn give_view(plain: &mut Plain, value: &str, view: Vec<DimExpr>) -> bool {
+    let Some((op, result)) = plain.producer(value) else {
+        return false;
+    };
+    let op = &mut plain.ops[op];
+    op.views.resize(op.outputs.len(), None);
+    let free = op.views[result].is_none();
+    op.views[result].get_or_insert(view);
+    free
 }
 
 // Leaves what exists: read sources, made outputs and points, spans that make something.
@@ -526,7 +586,10 @@ fn tidy(plain: &mut Plain) {
     }
     plain.spans.retain(|s| !s.outputs.is_empty());
     plain.points.retain(exists);
-    plain.outputs.retain(|(_, v)| exists(v));
+    let given: BTreeSet<String> = plain.sources.iter().map(|s| s.name.clone()).collect();
+    plain
+        .outputs
+        .retain(|(_, v)| exists(v) || given.contains(v));
 }
 
 impl Plain {
@@ -603,7 +666,7 @@ weights:
   w_<i>: {dims: [K, N_<i>], for: {i: 0..4}, least: 2}
   b_<i>: {dims: [N_<i>], for: {i: 0..4}, optional: true}
 variants:
-  gain: {host: true, values: {one: '1', two: '2', off: none}, default: one}
+  gain: {host: true, values: {one: '1', two: '2', 'off': none}, default: one}
   form: {host: false, values: [a, b], default: a}
 gates: {parity: [cosine]}
 slots: {at: module, roles: {q: q, k: k}, weights: {w_0: q.weight, w_1: k.weight}}

@@ -34,6 +34,8 @@ pub enum Expr {
     Has(String),
     /// `conditioned(role)`
     Conditioned(String),
+    /// `takes(role, 'a', 'b')`
+    Takes(String, Vec<String>),
     /// `role.kind`, `.in`, `.out`, `.name`
     Fact(String, Fact),
     /// `role.PARAM.dims[i]`
@@ -114,6 +116,7 @@ impl Expr {
             let role = match e {
                 Expr::Has(path) => path.split('.').next().unwrap_or(path),
                 Expr::Conditioned(r)
+                | Expr::Takes(r, _)
                 | Expr::Fact(r, _)
                 | Expr::ParamDim(r, _, _)
                 | Expr::ParamCount(r, _)
@@ -127,6 +130,19 @@ impl Expr {
         roles
     }
 
+    /// A divisor in it that is zero whatever the symbols are.
+    pub fn zero_divisor(&self) -> Option<String> {
+        let mut found = None;
+        self.walk(&mut |e| {
+            if let Expr::Binary(BinaryOp::Div | BinaryOp::Rem, _, divisor) = e {
+                if eval_int(divisor, &Nothing) == Ok(0) {
+                    found.get_or_insert_with(|| e.to_string());
+                }
+            }
+        });
+        found
+    }
+
     /// Bare symbols it reads.
     pub fn symbols(&self) -> Vec<String> {
         let mut symbols = Vec::new();
@@ -138,6 +154,30 @@ impl Expr {
             }
         });
         symbols
+    }
+}
+
+/// Facts of nobody: only constants have a value.
+struct Nothing;
+
+impl Facts for Nothing {
+    fn symbol(&self, _: &str) -> Option<Datum> {
+        None
+    }
+    fn has_role(&self, _: &str) -> bool {
+        false
+    }
+    fn fact(&self, _: &str, _: Fact) -> Option<Datum> {
+        None
+    }
+    fn param_dims(&self, _: &str, _: &str) -> Option<Vec<usize>> {
+        None
+    }
+    fn attr(&self, _: &str, _: &str) -> Option<Datum> {
+        None
+    }
+    fn conditioned(&self, _: &str) -> bool {
+        false
     }
 }
 
@@ -197,6 +237,7 @@ impl fmt::Display for Expr {
             Expr::If(a, b, c) => write!(f, "if {} then {} else {}", Atom(a), Atom(b), Atom(c)),
             Expr::Has(p) => write!(f, "has({p})"),
             Expr::Conditioned(r) => write!(f, "conditioned({r})"),
+            Expr::Takes(r, names) => write!(f, "takes({r}, '{}')", names.join("', '")),
             Expr::Fact(r, fact) => write!(f, "{r}.{fact}"),
             Expr::ParamDim(r, p, i) => write!(f, "{r}.{p}.dims[{i}]"),
             Expr::ParamCount(r, p) => write!(f, "{r}.{p}.count"),

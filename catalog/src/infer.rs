@@ -5,19 +5,34 @@ use std::collections::BTreeMap;
 use structures_graph::{AttrValue, Layout, OpKind};
 
 use crate::expr::{BinaryOp, Expr};
-use crate::spec::{DimExpr, Plain, PlainAttr, PlainOp};
+use crate::spec::{DimExpr, Plain, PlainAttr, PlainOp, Source};
 
 impl Plain {
     /// Dims by value name. A value whose dims do not follow (the result of `call`) is left out.
+    /// Of an input with alternatives, the first.
     pub fn value_dims(&self) -> BTreeMap<String, Vec<DimExpr>> {
+        self.value_dims_of(&|_| None)
+    }
+
+    /// The same with the alternatives that tensors of these ranks fit.
+    pub fn value_dims_of(
+        &self,
+        rank: &dyn Fn(&str) -> Option<usize>,
+    ) -> BTreeMap<String, Vec<DimExpr>> {
+        let of = |s: &Source| match rank(&s.name) {
+            Some(rank) => s.dims_for(rank).to_vec(),
+            None => s.dims.clone(),
+        };
         let mut dims: BTreeMap<String, Vec<DimExpr>> = self
             .sources
             .iter()
-            .map(|s| (s.name.clone(), s.dims.clone()))
+            .map(|s| (s.name.clone(), of(s)))
             .collect();
         for op in &self.ops {
-            for (name, d) in op.outputs.iter().zip(results(self, op, &dims)) {
-                if let Some(d) = d {
+            let made = results(self, op, &dims);
+            for (k, name) in op.outputs.iter().enumerate() {
+                let own = made.get(k).cloned().flatten();
+                if let Some(d) = op.view(k).map(<[_]>::to_vec).or(own) {
                     dims.insert(name.clone(), d);
                 }
             }
@@ -70,7 +85,7 @@ fn results(
                     let at = usize::try_from(at).ok().filter(|a| *a < d.len())?;
                     d[at] = match &parts {
                         Parts::Equal(n) => divided(&d[at], *n),
-                        Parts::Sizes(s) => DimExpr::Literal(*s.get(k)?),
+                        Parts::Sizes(s) => s.get(k)?.clone(),
                         Parts::Unknown => return None,
                     };
                     Some(d)
@@ -83,14 +98,14 @@ fn results(
             _ => None,
         })],
         OpKind::GatedDelta => vec![operand(2), operand(5)],
-        OpKind::Call => vec![None; op.outputs.len()],
+        OpKind::Call => Vec::new(),
         _ => vec![x],
     }
 }
 
 enum Parts {
     Equal(i64),
-    Sizes(Vec<usize>),
+    Sizes(Vec<DimExpr>),
     Unknown,
 }
 
@@ -99,24 +114,31 @@ fn parts(op: &PlainOp) -> Parts {
         (Some(PlainAttr::Equal(AttrValue::Int(n))), _) => Parts::Equal(*n),
         (_, Some(PlainAttr::Equal(AttrValue::List(l)))) => {
             let sizes = l.iter().map(|v| match v {
-                AttrValue::Int(i) => usize::try_from(*i).ok(),
+                AttrValue::Int(i) => usize::try_from(*i).ok().map(DimExpr::Literal),
                 _ => None,
             });
             sizes
                 .collect::<Option<Vec<_>>>()
                 .map_or(Parts::Unknown, Parts::Sizes)
         }
+        (_, Some(PlainAttr::Dims(sizes))) => {
+            Parts::Sizes(sizes.exprs().iter().map(dim_of).collect())
+        }
         _ => Parts::Unknown,
+    }
+}
+
+fn dim_of(e: &Expr) -> DimExpr {
+    match e {
+        Expr::Symbol(s) => DimExpr::Symbol(s.clone()),
+        Expr::Int(i) => usize::try_from(*i).map_or(DimExpr::Derived(e.clone()), DimExpr::Literal),
+        e => DimExpr::Derived(e.clone()),
     }
 }
 
 // `2*D` in two parts is `D`.
 fn divided(dim: &DimExpr, n: i64) -> DimExpr {
-    let whole = match dim {
-        DimExpr::Literal(l) => Expr::Int(*l as i64),
-        DimExpr::Symbol(s) => Expr::Symbol(s.clone()),
-        DimExpr::Derived(e) => e.clone(),
-    };
+    let whole = dim.expr();
     if let Expr::Int(i) = whole {
         if n > 0 && i % n == 0 {
             return DimExpr::Literal((i / n) as usize);

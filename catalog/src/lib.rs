@@ -8,12 +8,14 @@
 
 mod builtin;
 mod catalog;
+pub mod constraint;
 pub mod document;
 mod error;
 pub mod evaluate;
 mod expand;
 pub mod expr;
 mod infer;
+pub mod invariance;
 mod names;
 mod parse;
 pub mod reference;
@@ -26,7 +28,9 @@ pub mod verify;
 pub use catalog::Catalog;
 pub use error::{CatalogError, Place};
 pub use evaluate::{Feed, Tensors};
+pub use names::nearest;
+pub use parse::selects_hardware;
 pub use reference::{Call, ReferenceFn};
 pub use solve::{dim_size, Dims, Shape, Shapes};
 pub use spec::{Kind, Plain, Spec};
-pub use verify::{verify, VerifyRow};
+pub use verify::{verify, Check, VerifyRow};

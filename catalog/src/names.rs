@@ -74,7 +74,7 @@ pub(crate) fn of_axes(axes: &BTreeMap<String, String>) -> impl Fn(&str) -> Optio
 }
 
 /// Up to three names that look like the asked one, nearest first.
-pub(crate) fn nearest<'a>(asked: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
+pub fn nearest<'a>(asked: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut scored: Vec<(usize, &str)> = names
         .map(|n| (distance(asked, n), n))
         .filter(|(d, n)| *d <= (n.len().max(asked.len()) / 2).max(2))

@@ -3,19 +3,21 @@
 //! Parsing is strict (unknown keys fail) and purely local; what needs more than one part of the document is
 //! checked in `validate`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
 use sha2::{Digest, Sha256};
-use structures_graph::Layout;
 
-use crate::document::{Document, Node};
+use crate::document::{Document, Fields, Node};
 use crate::error::CatalogError;
-use crate::expr::{BinaryOp, Expr};
+use crate::expr::Expr;
 use crate::names;
-use crate::spec::{Axis, DimExpr, Gates, Kind, Port, Qualification, SchemeUse, Slot, Spec};
+use crate::spec::{Axis, Constraint, Dataflow, Gates, Kind, Qualification, SchemeUse, Spec};
 
+mod boundary;
 mod dataflow;
+mod pipeline;
 mod slots;
 
 // Words that would make an entry choose hardware or kernels, with their plurals.
@@ -37,38 +39,73 @@ const FORBIDDEN: &[&str] = &[
     "runtime_benchmark",
 ];
 
+// Keys of every entry.
 const KEYS: &[&str] = &[
     "name",
     "version",
     "kind",
     "summary",
     "tags",
+    "gates",
+    "qualification",
+    "evidence",
+];
+
+// Keys of a region that a pipeline does not have.
+const REGION_KEYS: &[&str] = &[
     "precedence",
     "scheme",
     "boundary",
     "weights",
+    "symbols",
+    "constraints",
     "variants",
     "points",
-    "gates",
-    "qualification",
+    "content",
     "slots",
     "dataflow",
-    "evidence",
 ];
 
-/// Parses one entry document.
-pub(crate) fn spec(file: &str, text: &str) -> Result<Spec, CatalogError> {
-    let doc = Document::parse(file, text)?;
+/// The entry that a document is.
+pub(crate) fn spec(doc: &Document) -> Result<Spec, CatalogError> {
     let root = doc.root();
     forbidden(&root)?;
-    let f = root.fields(KEYS)?;
+    let f = root.fields(&[KEYS, REGION_KEYS, pipeline::KEYS].concat())?;
     let kind = match f.word("kind")? {
         None | Some((_, "region")) => Kind::Region,
-        Some((n, "stage_pipeline")) => {
-            return Err(n.invalid("stage pipelines are not loaded by this version"))
+        Some((_, "stage_pipeline")) => Kind::StagePipeline,
+        Some((n, other)) => {
+            return Err(n.invalid(format!(
+                "expected region or stage_pipeline, found `{other}`"
+            )))
         }
-        Some((n, other)) => return Err(n.invalid(format!("unknown kind `{other}`"))),
     };
+    let (foreign, what) = match kind {
+        Kind::Region => (pipeline::KEYS, "a region"),
+        Kind::StagePipeline => (REGION_KEYS, "a stage pipeline"),
+    };
+    if let Some(key) = foreign.iter().find(|k| f.get(k).is_some()) {
+        return Err(root.invalid_key(key, format!("{what} has no `{key}`")));
+    }
+    let mut spec = header(&f, doc, kind)?;
+    match kind {
+        Kind::Region => {
+            region(&root, &f, &mut spec)?;
+            crate::validate::check(&spec, &f)?;
+        }
+        Kind::StagePipeline => {
+            if !spec.qualification.min_elements.is_empty() {
+                let at = root.find(&["qualification", "min_elements"]);
+                return Err(at.invalid("a stage pipeline has no slots"));
+            }
+            spec.pipeline = Some(pipeline::pipeline(&f)?);
+        }
+    }
+    Ok(spec)
+}
+
+// What every entry has; the rest is empty.
+fn header(f: &Fields, doc: &Document, kind: Kind) -> Result<Spec, CatalogError> {
     let name = f.need("name")?;
     if !names::is_name(name.text()?) {
         return Err(name.invalid("a name is small letters, digits and `_`, a letter first"));
@@ -78,63 +115,82 @@ pub(crate) fn spec(file: &str, text: &str) -> Result<Spec, CatalogError> {
     if number == 0 {
         return Err(version.invalid("a version is a whole number from 1"));
     }
+    Ok(Spec {
+        name: name.text()?.to_string(),
+        version: number,
+        kind,
+        digest: digest(doc.text()),
+        document: Arc::from(doc.text()),
+        file: doc.file().into(),
+        builtin: false,
+        tags: f.get("tags").map_or(Ok(Vec::new()), Node::names)?,
+        precedence: 0,
+        scheme: SchemeUse::Consulted,
+        summary: f.get("summary").map_or(Ok(""), Node::text)?.trim().into(),
+        inputs: Vec::new(),
+        outputs: Vec::new(),
+        symbols: IndexMap::new(),
+        constraints: Vec::new(),
+        variants: IndexMap::new(),
+        points: Vec::new(),
+        content: Vec::new(),
+        gates: gates(f.need("gates")?)?,
+        qualification: f
+            .get("qualification")
+            .map_or(Ok(Qualification::default()), qualification)?,
+        slots: None,
+        weights: Vec::new(),
+        dataflow: Dataflow {
+            spans: Vec::new(),
+            ops: Vec::new(),
+        },
+        pipeline: None,
+        evidence: f.get("evidence").map_or(Ok(Vec::new()), Node::texts)?,
+        reference: None,
+    })
+}
+
+fn region(root: &Node, f: &Fields, spec: &mut Spec) -> Result<(), CatalogError> {
     let boundary = f.need("boundary")?.fields(&["inputs", "outputs"])?;
-    let inputs = ports(boundary.need("inputs")?)?;
-    let outputs = ports(boundary.need("outputs")?)?;
-    if inputs.is_empty() || outputs.is_empty() {
+    spec.inputs = boundary::ports(boundary.need("inputs")?)?;
+    spec.outputs = boundary::ports(boundary.need("outputs")?)?;
+    if spec.inputs.is_empty() || spec.outputs.is_empty() {
         return Err(f
             .need("boundary")?
             .invalid("a region needs an input and an output"));
     }
-    let gates = gates(f.need("gates")?)?;
-    let weights = weights(f.need("weights")?)?;
-    let precedence = match f.get("precedence") {
-        Some(n) => i32::try_from(n.int()?).map_err(|_| n.invalid("out of range"))?,
-        None => 0,
-    };
-    let scheme = match f.get("scheme") {
-        Some(n) => match n.text()? {
+    spec.weights = boundary::weights(f.need("weights")?)?;
+    if let Some(n) = f.get("precedence") {
+        spec.precedence = i32::try_from(n.int()?).map_err(|_| n.invalid("out of range"))?;
+    }
+    if let Some(n) = f.get("scheme") {
+        spec.scheme = match n.text()? {
             "consulted" => SchemeUse::Consulted,
             "ignored" => SchemeUse::Ignored,
             other => {
                 return Err(n.invalid(format!("expected consulted or ignored, found `{other}`")))
             }
-        },
-        None => SchemeUse::Consulted,
+        };
+    }
+    spec.symbols = f.get("symbols").map_or(Ok(IndexMap::new()), symbols)?;
+    if let Some(n) = f.get("constraints") {
+        spec.constraints = n
+            .items()?
+            .iter()
+            .map(constraint)
+            .collect::<Result<_, _>>()?;
+    }
+    spec.variants = f.get("variants").map_or(Ok(IndexMap::new()), variants)?;
+    spec.points = f.get("points").map_or(Ok(Vec::new()), Node::names)?;
+    spec.content = f.get("content").map_or(Ok(Vec::new()), Node::names)?;
+    spec.slots = slots::slots(f.need("slots")?, &spec.weights)?;
+    spec.dataflow = match f.get("dataflow") {
+        Some(n) => dataflow::dataflow(n)?,
+        None => {
+            return Err(root.invalid("`dataflow` is missing: an entry without it has no reference"))
+        }
     };
-    let spec = Spec {
-        name: name.text()?.to_string(),
-        version: number,
-        kind,
-        digest: digest(text),
-        document: Arc::from(text),
-        tags: f.get("tags").map_or(Ok(Vec::new()), Node::names)?,
-        precedence,
-        scheme,
-        summary: f.get("summary").map_or(Ok(""), Node::text)?.trim().into(),
-        inputs,
-        outputs,
-        variants: f.get("variants").map_or(Ok(IndexMap::new()), variants)?,
-        points: f.get("points").map_or(Ok(Vec::new()), Node::names)?,
-        gates,
-        qualification: f
-            .get("qualification")
-            .map_or(Ok(Qualification::default()), qualification)?,
-        slots: slots::slots(f.need("slots")?, &weights)?,
-        weights,
-        dataflow: match f.get("dataflow") {
-            Some(n) => dataflow::dataflow(n)?,
-            None => {
-                return Err(
-                    root.invalid("`dataflow` is missing: an entry without it has no reference")
-                )
-            }
-        },
-        evidence: f.get("evidence").map_or(Ok(Vec::new()), Node::texts)?,
-        reference: None,
-    };
-    crate::validate::check(&spec, &f)?;
-    Ok(spec)
+    Ok(())
 }
 
 /// Hex sha256 of the bytes of a document.
@@ -143,11 +199,16 @@ pub(crate) fn digest(text: &str) -> String {
     hash.iter().map(|b| format!("{b:02x}")).collect()
 }
 
+/// Whether a key would make a document choose hardware or kernels (B-013).
+pub fn selects_hardware(key: &str) -> bool {
+    let word = key.to_ascii_lowercase().replace(['-', ' '], "_");
+    FORBIDDEN.contains(&word.as_str())
+}
+
 fn forbidden(node: &Node) -> Result<(), CatalogError> {
     if node.value().is_mapping() {
         for (key, value) in node.entries()? {
-            let word = key.to_ascii_lowercase().replace(['-', ' '], "_");
-            if FORBIDDEN.contains(&word.as_str()) {
+            if selects_hardware(&key) {
                 return Err(CatalogError::KeyForbidden {
                     at: node.key_place(&key),
                     key,
@@ -161,141 +222,6 @@ fn forbidden(node: &Node) -> Result<(), CatalogError> {
         }
     }
     Ok(())
-}
-
-fn ports(node: &Node) -> Result<Vec<Port>, CatalogError> {
-    let mut ports: Vec<Port> = Vec::new();
-    for n in node.items()? {
-        let f = n.fields(&["name", "value", "dims", "dtype", "optional", "for"])?;
-        let name = f.need("name")?;
-        let repeat = repeat(f.get("for"), name)?;
-        let port = Port {
-            name: name.text()?.into(),
-            value: f.get("value").unwrap_or(name).text()?.into(),
-            dims: dims(f.need("dims")?)?,
-            dtype: f.get("dtype").map_or(Ok("@binding"), Node::text)?.into(),
-            optional: f.flag("optional")?,
-            repeat,
-        };
-        if ports.iter().any(|p| p.name == port.name) {
-            return Err(name.invalid(format!("`{}` stands here twice", port.name)));
-        }
-        ports.push(port);
-    }
-    Ok(ports)
-}
-
-fn weights(node: &Node) -> Result<Vec<Slot>, CatalogError> {
-    let mut slots = Vec::new();
-    for (name, n) in node.entries()? {
-        if n.value().is_sequence() {
-            if name.contains('<') {
-                return Err(n.invalid("a repeated slot needs `for: {i: 0..N}`"));
-            }
-            slots.push(Slot {
-                name,
-                dims: dims(&n)?,
-                layout: Layout::InOut,
-                optional: false,
-                repeat: None,
-                least: 0,
-            });
-            continue;
-        }
-        let f = n.fields(&["dims", "layout", "optional", "for", "least"])?;
-        let repeat = repeat_named(f.get("for"), &name, &n)?;
-        let least = match f.get("least") {
-            None => usize::from(repeat.is_some()),
-            Some(l) => match (repeat, l.count()? as usize) {
-                (Some((a, b)), k) if k <= b - a => k,
-                _ => return Err(l.invalid("expected at most the number of repeats of `for`")),
-            },
-        };
-        slots.push(Slot {
-            name,
-            dims: dims(f.need("dims")?)?,
-            layout: f.get("layout").map_or(Ok(Layout::InOut), layout)?,
-            optional: f.flag("optional")?,
-            repeat,
-            least,
-        });
-    }
-    Ok(slots)
-}
-
-fn layout(n: &Node) -> Result<Layout, CatalogError> {
-    match n.text()? {
-        "in_out" => Ok(Layout::InOut),
-        "out_in" => Ok(Layout::OutIn),
-        other => Err(n.invalid(format!("expected in_out or out_in, found `{other}`"))),
-    }
-}
-
-fn repeat(of: Option<&Node>, name: &Node) -> Result<Option<(usize, usize)>, CatalogError> {
-    repeat_named(of, name.text()?, name)
-}
-
-// `for: {i: 0..8}` of a slot or port whose name contains `<i>`.
-fn repeat_named(
-    of: Option<&Node>,
-    name: &str,
-    at: &Node,
-) -> Result<Option<(usize, usize)>, CatalogError> {
-    let indices = names::indices(name);
-    let Some(of) = of else {
-        return match indices.is_empty() {
-            true => Ok(None),
-            false => Err(at.invalid(format!("`{name}` is repeated and needs `for: {{i: 0..N}}`"))),
-        };
-    };
-    let entries = of.entries()?;
-    let [(index, range)] = entries.as_slice() else {
-        return Err(of.invalid("expected one index, `{i: 0..N}`"));
-    };
-    if indices != [index.as_str()] {
-        return Err(of.invalid(format!(
-            "`{name}` must contain `<{index}>`, and no other index"
-        )));
-    }
-    match names::range(range.text()?) {
-        Some(r) => Ok(Some(r)),
-        None => Err(range.invalid("expected a range such as 0..8, at most 64 long")),
-    }
-}
-
-fn dims(n: &Node) -> Result<Vec<DimExpr>, CatalogError> {
-    let items = n.items()?;
-    if items.len() > 8 {
-        return Err(n.invalid(format!("{} dims, expected at most 8", items.len())));
-    }
-    items.iter().map(dim).collect()
-}
-
-fn dim(n: &Node) -> Result<DimExpr, CatalogError> {
-    if let Some(size) = n.value().as_u64() {
-        return Ok(DimExpr::Literal(size as usize));
-    }
-    let text = n.text()?;
-    if names::is_symbol(text) {
-        return Ok(DimExpr::Symbol(text.into()));
-    }
-    let e = Expr::parse(text).map_err(|e| n.invalid(e.to_string()))?;
-    let mut plain = true;
-    e.walk(&mut |part| {
-        plain &= match part {
-            Expr::Int(_) | Expr::Symbol(_) => true,
-            Expr::Binary(op, ..) => matches!(
-                op,
-                BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Div
-            ),
-            _ => false,
-        }
-    });
-    if plain {
-        Ok(DimExpr::Derived(e))
-    } else {
-        Err(n.invalid("a dim is a number, a symbol, or + - * / of them"))
-    }
 }
 
 fn variants(node: &Node) -> Result<IndexMap<String, Axis>, CatalogError> {
@@ -373,9 +299,62 @@ fn qualification(node: &Node) -> Result<Qualification, CatalogError> {
     })
 }
 
+// Symbol -> param.
+fn symbols(node: &Node) -> Result<IndexMap<String, String>, CatalogError> {
+    let mut symbols: IndexMap<String, String> = IndexMap::new();
+    for (symbol, n) in node.entries()? {
+        let param = n.text()?;
+        for word in [symbol.as_str(), param] {
+            if !names::is_symbol(word) || word.contains('<') {
+                return Err(n.invalid(format!("`{word}` is no name of a symbol or a param")));
+            }
+        }
+        if symbols.values().any(|p| p == param) {
+            return Err(n.invalid(format!("param `{param}` is already a symbol's size")));
+        }
+        symbols.insert(symbol, param.into());
+    }
+    Ok(symbols)
+}
+
+fn constraint(node: &Node) -> Result<Constraint, CatalogError> {
+    let f = node.fields(&["that", "when", "else"])?;
+    let code = f.need("else")?;
+    if !names::is_name(code.text()?) {
+        return Err(code.invalid("a code is small letters, digits and `_`"));
+    }
+    Ok(Constraint {
+        that: expr(f.need("that")?)?,
+        when: f.get("when").map_or(Ok(BTreeMap::new()), when)?,
+        code: code.text()?.into(),
+    })
+}
+
+// Axis -> its values.
+fn when(node: &Node) -> Result<BTreeMap<String, Vec<String>>, CatalogError> {
+    let mut when = BTreeMap::new();
+    for (axis, n) in node.entries()? {
+        let values = n.texts()?;
+        if values.is_empty() {
+            return Err(n.invalid("expected a value"));
+        }
+        when.insert(axis, values);
+    }
+    Ok(when)
+}
+
 fn expr(n: &Node) -> Result<Expr, CatalogError> {
     if let Some(i) = n.value().as_i64() {
         return Ok(Expr::Int(i));
     }
-    Expr::parse(n.text()?).map_err(|e| n.invalid(e.to_string()))
+    parsed(n, n.text()?)
+}
+
+// An expression that stands in a node's text, or in a part of it.
+fn parsed(n: &Node, text: &str) -> Result<Expr, CatalogError> {
+    let e = Expr::parse(text).map_err(|e| n.invalid(e.to_string()))?;
+    match e.zero_divisor() {
+        Some(part) => Err(n.invalid(format!("`{part}` divides by zero"))),
+        None => Ok(e),
+    }
 }

@@ -9,18 +9,21 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Tensor};
 use structures_graph::{AttrValue, Attrs};
 
+use crate::constraint::{first_unmet, Known};
 use crate::error::CatalogError;
 use crate::evaluate::{CallFn, Feed, Tensors};
 use crate::rows::Rows;
-use crate::solve::{Shape, Shapes};
-use crate::spec::Spec;
+use crate::solve::{Dims, Shape, Shapes};
+use crate::spec::{Plain, Spec};
 
 /// A call of a native reference: admitted, dims agree, ranks as declared.
 pub struct Call<'a> {
     /// Host axes, complete.
     pub axes: &'a BTreeMap<String, String>,
-    /// Captured attributes.
+    /// Captured attributes, those that are sizes filled in.
     pub params: &'a Attrs,
+    /// Sizes of the dim symbols.
+    pub dims: &'a Dims,
     /// Boundary inputs.
     pub inputs: &'a Tensors,
     /// Slots, dims in their declared order.
@@ -88,6 +91,43 @@ impl Call<'_> {
             })
     }
 
+    /// A captured number, if somebody gave it.
+    pub fn optional_number(&self, param: &str) -> Option<f64> {
+        self.params.get(param).and_then(AttrValue::as_f64)
+    }
+
+    /// A captured flag, false when nobody gave it.
+    pub fn flag(&self, param: &str) -> bool {
+        self.params.get(param) == Some(&AttrValue::Flag(true))
+    }
+
+    /// The size of a dim symbol.
+    pub fn dim(&self, symbol: &str) -> Result<usize, CatalogError> {
+        self.dims
+            .get(symbol)
+            .copied()
+            .ok_or_else(|| CatalogError::Evaluation {
+                structure: "reference".into(),
+                at: format!("dim {symbol}"),
+                reason: "nothing gave it a size".into(),
+            })
+    }
+
+    /// What the host runs inside a role; its results in f32.
+    pub fn run_role(&self, role: &str, args: &[Tensor]) -> Result<Vec<Tensor>, CatalogError> {
+        let run = self
+            .calls
+            .get(role)
+            .ok_or_else(|| CatalogError::Evaluation {
+                structure: "reference".into(),
+                at: "call".into(),
+                reason: format!("no closure for role `{role}`"),
+            })?;
+        let results = run(args)?;
+        let widened = results.iter().map(|t| t.to_dtype(DType::F32));
+        Ok(widened.collect::<Result<_, _>>()?)
+    }
+
     /// Rounded to the boundary dtype, back in f32.
     pub fn round(&self, t: &Tensor) -> Result<Tensor, CatalogError> {
         Ok(t.to_dtype(self.dtype)?.to_dtype(DType::F32)?)
@@ -99,23 +139,57 @@ impl Call<'_> {
     }
 }
 
+/// A call that the entry admits.
+#[derive(Clone, Debug)]
+pub struct Admitted {
+    /// Host axes, complete.
+    pub axes: BTreeMap<String, String>,
+    /// Sizes of the dim symbols.
+    pub dims: Dims,
+    /// Params with those that are sizes filled in.
+    pub params: Attrs,
+    /// The dataflow for what is there.
+    pub plain: Plain,
+}
+
 impl Spec {
     /// Refuses a call that the entry does not admit: unknown variant values, missing or unexpected tensors, shapes
-    /// that contradict each other.
+    /// that contradict each other, constraints that do not hold.
     pub fn admit(
         &self,
         variant: &BTreeMap<String, String>,
         feed: &Feed,
-    ) -> Result<BTreeMap<String, String>, CatalogError> {
+    ) -> Result<Admitted, CatalogError> {
+        self.need_region()?;
         let axes = self.host_axes(variant)?;
         let shapes = |of: &Tensors| -> Shapes {
             of.iter()
                 .map(|(n, t)| (n.clone(), t.dims().to_vec()))
                 .collect()
         };
-        self.solve_dims(&shapes(&feed.inputs), &shapes(&feed.weights), Shape::Host)?;
-        self.plain_for(&axes, feed)?;
-        Ok(axes)
+        let (inputs, weights) = (shapes(&feed.inputs), shapes(&feed.weights));
+        let dims = self.solve_dims_with(&inputs, &weights, &feed.params, Shape::Host)?;
+        let params = self.filled(&feed.params, &dims);
+        let plain = self.plain_for(&axes, feed)?;
+        let known = Known {
+            size: &|s| dims.get(s).map(|n| *n as u64),
+            params: &params,
+            present: &|n| inputs.contains_key(n) || weights.contains_key(n),
+        };
+        if let Some(unmet) = first_unmet(&plain.constraints, &known) {
+            return Err(CatalogError::Constraint {
+                structure: self.name.clone(),
+                code: unmet.code,
+                that: unmet.that,
+                found: unmet.found,
+            });
+        }
+        Ok(Admitted {
+            axes,
+            dims,
+            params,
+            plain,
+        })
     }
 
     /// The whole region: boundary outputs by boundary name, in the boundary dtype. Leading dims of `[M, ..]` inputs
@@ -128,20 +202,21 @@ impl Spec {
         let Some(native) = self.reference else {
             return self.call_dataflow(variant, feed);
         };
-        let axes = self.admit(variant, feed)?;
+        let admitted = self.admit(variant, feed)?;
         let declared = self.declared_sources();
-        let dims = |name: &str| {
+        let dims = |name: &str, t: &Tensor| {
             let found = declared.iter().find(|(s, _)| !s.slot && s.name == name);
-            found.map(|(s, _)| s.dims.as_slice()).unwrap_or(&[])
+            found.map(|(s, _)| s.dims_for(t.rank())).unwrap_or(&[])
         };
-        let rows = Rows::of(feed.inputs.iter().map(|(n, t)| (dims(n), t)));
+        let rows = Rows::of(feed.inputs.iter().map(|(n, t)| (dims(n, t), t)));
         let mut inputs = Tensors::new();
         for (name, t) in &feed.inputs {
-            inputs.insert(name.clone(), rows.flatten(dims(name), t)?);
+            inputs.insert(name.clone(), rows.flatten(dims(name, t), t)?);
         }
         let outputs = native(&Call {
-            axes: &axes,
-            params: &feed.params,
+            axes: &admitted.axes,
+            params: &admitted.params,
+            dims: &admitted.dims,
             inputs: &inputs,
             weights: &feed.weights,
             dtype: feed.dtype(),
@@ -162,8 +237,7 @@ impl Spec {
         variant: &BTreeMap<String, String>,
         feed: &Feed,
     ) -> Result<Vec<(String, Tensor)>, CatalogError> {
-        let axes = self.admit(variant, feed)?;
-        let mut plain = self.plain_for(&axes, feed)?;
+        let mut plain = self.admit(variant, feed)?.plain;
         // The whole region is a span of its own: all inputs, all outputs.
         let whole = crate::spec::SpanDecl {
             name: WHOLE.into(),
@@ -184,7 +258,7 @@ impl Spec {
             .collect())
     }
 
-    fn port_dims(&self, name: &str) -> Option<&[crate::spec::DimExpr]> {
+    pub(crate) fn port_dims(&self, name: &str) -> Option<&[crate::spec::DimExpr]> {
         let port = self.outputs.iter().find(|p| {
             crate::names::expanded(&p.name, p.repeat)
                 .iter()
@@ -215,6 +289,14 @@ pub mod formula {
         let cubic = ((x.powf(3.0)? * 0.044715)? + x)?;
         let inner = (cubic * (2.0 / std::f64::consts::PI).sqrt())?;
         (x * 0.5)?.mul(&(inner.tanh()? + 1.0)?)
+    }
+
+    /// `(x - mean) / sqrt(var + eps)` over the last dim, biased variance
+    pub fn layer(x: &Tensor, eps: f64) -> Result<Tensor> {
+        let last = candle_core::D::Minus1;
+        let centred = x.broadcast_sub(&x.mean_keepdim(last)?)?;
+        let variance = centred.sqr()?.mean_keepdim(last)?;
+        centred.broadcast_div(&(variance + eps)?.sqrt()?)
     }
 
     /// `x / sqrt(mean(x^2) + eps)` over the last dim

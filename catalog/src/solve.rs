@@ -5,9 +5,13 @@
 
 use std::collections::BTreeMap;
 
+use indexmap::IndexMap;
+use structures_graph::{AttrValue, Attrs};
+
+use crate::constraint::whole;
 use crate::error::CatalogError;
 use crate::expr::{eval_int, Datum, Fact, Facts};
-use crate::spec::{DimExpr, Spec};
+use crate::spec::{DimExpr, Source, Spec};
 
 /// Shapes by name.
 pub type Shapes = BTreeMap<String, Vec<usize>>;
@@ -34,6 +38,17 @@ impl Spec {
         &self,
         inputs: &Shapes,
         weights: &Shapes,
+        rule: Shape,
+    ) -> Result<Dims, CatalogError> {
+        self.solve_dims_with(inputs, weights, &Attrs::new(), rule)
+    }
+
+    /// The same with the params that give symbols their sizes.
+    pub fn solve_dims_with(
+        &self,
+        inputs: &Shapes,
+        weights: &Shapes,
+        params: &Attrs,
         rule: Shape,
     ) -> Result<Dims, CatalogError> {
         let sources = self.declared_sources();
@@ -70,12 +85,26 @@ impl Spec {
             }
         }
         let mut solver = Solver::new(&self.name, rule);
+        solver.seed(&self.symbols, params)?;
         for (s, _) in &sources {
             if let Some(shape) = given(&s.name, s.slot) {
-                solver.bind(&s.name, &s.dims, shape, !s.slot)?;
+                solver.bind_source(s, shape)?;
             }
         }
         solver.finish()
+    }
+
+    /// Params with those that are sizes filled in.
+    pub(crate) fn filled(&self, params: &Attrs, dims: &Dims) -> Attrs {
+        let mut filled = params.clone();
+        for (symbol, param) in &self.symbols {
+            let open = matches!(filled.get(param), None | Some(AttrValue::Absent));
+            if let (true, Some(n)) = (open, dims.get(symbol)) {
+                let n = i64::try_from(*n).unwrap_or(i64::MAX);
+                filled.insert(param.clone(), AttrValue::Int(n));
+            }
+        }
+        filled
     }
 
     pub(crate) fn missing(&self, name: &str, slot: bool, why: &str) -> CatalogError {
@@ -102,6 +131,8 @@ pub(crate) struct Solver<'a> {
     dims: Dims,
     lead: Option<Vec<usize>>,
     derived: Vec<(String, usize, DimExpr, usize, bool)>,
+    // Symbols a param may leave open.
+    open: Vec<String>,
 }
 
 impl<'a> Solver<'a> {
@@ -112,7 +143,64 @@ impl<'a> Solver<'a> {
             dims: Dims::new(),
             lead: None,
             derived: Vec::new(),
+            open: Vec::new(),
         }
+    }
+
+    /// Sizes that params give. An absent param leaves its symbol open.
+    pub(crate) fn seed(
+        &mut self,
+        symbols: &IndexMap<String, String>,
+        params: &Attrs,
+    ) -> Result<(), CatalogError> {
+        for (symbol, param) in symbols {
+            match params.get(param) {
+                None | Some(AttrValue::Absent) => self.open.push(symbol.clone()),
+                Some(v) => match whole(v).and_then(|n| usize::try_from(n).ok()) {
+                    Some(n) => {
+                        self.dims.insert(symbol.clone(), n);
+                    }
+                    None => {
+                        return Err(CatalogError::Param {
+                            structure: self.structure.into(),
+                            param: param.clone(),
+                            expected: format!("the size of dim {symbol}"),
+                            found: v.to_string(),
+                        })
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// An input or a slot, in the alternative of its rank.
+    pub(crate) fn bind_source(
+        &mut self,
+        source: &Source,
+        shape: &[usize],
+    ) -> Result<(), CatalogError> {
+        let fitting = source.dims_for(shape.len());
+        self.bind(&source.name, fitting, shape, !source.slot)
+            .map_err(|e| match e {
+                CatalogError::RankMismatch {
+                    structure,
+                    tensor,
+                    dims,
+                    expected,
+                    found,
+                } => CatalogError::RankMismatch {
+                    structure,
+                    tensor,
+                    dims: source
+                        .more
+                        .iter()
+                        .fold(dims, |all, more| format!("{all} or {}", shown(more))),
+                    expected,
+                    found,
+                },
+                e => e,
+            })
     }
 
     pub(crate) fn bind(
@@ -187,6 +275,10 @@ impl<'a> Solver<'a> {
     pub(crate) fn finish(self) -> Result<Dims, CatalogError> {
         for (tensor, index, dim, size, broadcast) in &self.derived {
             let DimExpr::Derived(e) = dim else { continue };
+            let open = |s: &String| self.open.contains(s) && !self.dims.contains_key(s);
+            if e.symbols().iter().any(open) {
+                continue;
+            }
             let expected = match eval_int(e, &Sizes(&self.dims)) {
                 Ok(n) if n == *size as i64 || *broadcast => continue,
                 Ok(n) => n.to_string(),
@@ -198,11 +290,10 @@ impl<'a> Solver<'a> {
     }
 
     fn rank(&self, tensor: &str, declared: &[DimExpr], shape: &[usize]) -> CatalogError {
-        let dims: Vec<String> = declared.iter().map(ToString::to_string).collect();
         CatalogError::RankMismatch {
             structure: self.structure.into(),
             tensor: tensor.into(),
-            dims: format!("[{}]", dims.join(", ")),
+            dims: shown(declared),
             expected: declared.len(),
             found: shape.to_vec(),
         }
@@ -227,6 +318,11 @@ impl<'a> Solver<'a> {
     }
 }
 
+fn shown(dims: &[DimExpr]) -> String {
+    let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
+    format!("[{}]", dims.join(", "))
+}
+
 /// The size of a dim under solved symbols; `None` when a symbol is open or the arithmetic fails.
 pub fn dim_size(dim: &DimExpr, dims: &Dims) -> Option<usize> {
     match dim {
@@ -236,7 +332,8 @@ pub fn dim_size(dim: &DimExpr, dims: &Dims) -> Option<usize> {
     }
 }
 
-struct Sizes<'a>(&'a Dims);
+/// Solved symbols as facts of an expression.
+pub(crate) struct Sizes<'a>(pub &'a Dims);
 
 impl Facts for Sizes<'_> {
     fn symbol(&self, name: &str) -> Option<Datum> {

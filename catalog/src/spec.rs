@@ -12,8 +12,9 @@ use serde::Serialize;
 use structures_graph::ops::AttrValue;
 use structures_graph::{Layout, OpKind};
 
-use crate::expr::Expr;
+use crate::expr::{eval_int, EvalError, Expr, Facts};
 use crate::reference::ReferenceFn;
+use crate::solve::ROWS;
 
 /// A region with a boundary of its own, or a stage graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -60,10 +61,17 @@ pub struct Spec {
     pub outputs: Vec<Port>,
     /// Weight slots in order, as declared (repeated ones not expanded).
     pub weights: Vec<Slot>,
+    /// Dim symbols that are also params: symbol -> param. The param gives the symbol its size; where the size comes
+    /// from elsewhere, the param is filled from it.
+    pub symbols: IndexMap<String, String>,
+    /// What a call, or a seam once its dims are solved, must satisfy.
+    pub constraints: Vec<Constraint>,
     /// Variant axes in order.
     pub variants: IndexMap<String, Axis>,
     /// Calibration points, names of dataflow values.
     pub points: Vec<String>,
+    /// Those of the points whose content is stored, never reduced to a statistic.
+    pub content: Vec<String>,
     /// Gate declarations.
     pub gates: Gates,
     /// Machine-read qualification facts.
@@ -72,12 +80,35 @@ pub struct Spec {
     pub slots: Option<Slots>,
     /// The positions as operations.
     pub dataflow: Dataflow,
+    /// The stage graph; of pipelines only.
+    pub pipeline: Option<Pipeline>,
     /// Prose.
     pub evidence: Vec<String>,
     /// The document, byte for byte.
     pub document: Arc<str>,
+    /// Its file, for messages.
+    pub file: String,
+    /// It ships with this crate.
+    pub builtin: bool,
     /// Native reference; `None` for a structure that exists only as data, whose reference is its dataflow.
     pub reference: Option<ReferenceFn>,
+}
+
+impl Spec {
+    /// The family of a pipeline.
+    pub fn family(&self) -> Option<&str> {
+        self.pipeline.as_ref().map(|p| p.family.as_str())
+    }
+
+    /// The stages of a pipeline; a region has none.
+    pub fn stages(&self) -> &[Stage] {
+        self.pipeline.as_ref().map_or(&[], |p| &p.stages)
+    }
+
+    /// The regions a pipeline embeds.
+    pub fn embedded(&self) -> &[String] {
+        self.pipeline.as_ref().map_or(&[], |p| &p.embedded)
+    }
 }
 
 /// A boundary tensor.
@@ -89,6 +120,8 @@ pub struct Port {
     pub value: String,
     /// Symbolic dims.
     pub dims: Vec<DimExpr>,
+    /// Further alternatives of an input, each of a rank of its own.
+    pub more: Vec<Vec<DimExpr>>,
     /// `@binding`, or a fixed dtype name.
     pub dtype: String,
     /// May be missing.
@@ -125,6 +158,17 @@ pub enum DimExpr {
     Derived(Expr),
 }
 
+/// Something that must hold between sizes and params.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Constraint {
+    /// Must be true.
+    pub that: Expr,
+    /// Only under these axis values.
+    pub when: BTreeMap<String, Vec<String>>,
+    /// Code of the refusal.
+    pub code: String,
+}
+
 /// A variant axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Axis {
@@ -154,6 +198,155 @@ pub struct Qualification {
     pub min_elements: Vec<(String, u64)>,
     /// Prose.
     pub notes: Vec<String>,
+}
+
+// ---- pipelines ------------------------------------------------------------------------------------------------
+
+/// A versioned stage graph with cadences. It has no reference of its own: the ground truth is the unmodified eager
+/// host under the same windows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Pipeline {
+    /// Groups pipelines of one shape.
+    pub family: String,
+    /// In the order they run.
+    pub stages: Vec<Stage>,
+    /// Regions that occur inside its stages.
+    pub embedded: Vec<String>,
+    /// Named buffers, caches and windows that outlive a stage.
+    pub state_regions: Vec<StateRegion>,
+    /// Work that changes more slowly than the stage it is in.
+    pub cadence_substructures: Vec<CadenceSubstructure>,
+    /// Statements a qualification has to show.
+    pub conformance: Vec<String>,
+}
+
+/// One stage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Stage {
+    /// Name.
+    pub name: String,
+    /// A host may be without it.
+    pub optional: bool,
+    /// How often it runs.
+    pub cadence: String,
+    /// What it reads.
+    pub inputs: Vec<StagePort>,
+    /// What it makes.
+    pub outputs: Vec<StagePort>,
+    /// Whether it can be captured.
+    pub capture: Capture,
+    /// The loop it is, if it is one.
+    #[serde(rename = "loop")]
+    pub repeats: Option<StageLoop>,
+}
+
+/// A tensor at the edge of a stage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StagePort {
+    /// Name.
+    pub name: String,
+    /// How it is rewritten between replays.
+    pub window: Vec<Window>,
+    /// What its storage is.
+    pub buffer: Option<Buffer>,
+    /// The stage never writes it.
+    pub read_only: bool,
+    /// May be missing.
+    pub optional: bool,
+    /// When it changes, where that is not the stage's cadence.
+    pub cadence: Option<String>,
+}
+
+/// How a tensor is rewritten between replays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Window {
+    /// In place.
+    Swap,
+    /// Copied in.
+    Staged,
+    /// Read out.
+    Readback,
+    /// An object of the host, no tensor.
+    Host,
+}
+
+impl Window {
+    /// The words of the grammar.
+    pub const WORDS: &'static [(&'static str, Window)] = &[
+        ("swap", Window::Swap),
+        ("staged", Window::Staged),
+        ("readback", Window::Readback),
+        ("host", Window::Host),
+    ];
+}
+
+/// What a tensor's storage is to the loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Buffer {
+    /// Not written inside the loop.
+    Static,
+    /// Written by the stages that own it.
+    Mutable,
+}
+
+impl Buffer {
+    /// The words of the grammar.
+    pub const WORDS: &'static [(&'static str, Buffer)] =
+        &[("static", Buffer::Static), ("mutable", Buffer::Mutable)];
+}
+
+/// Whether a stage can be captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Capture {
+    /// Whatever the host does conforms.
+    HostDependent,
+    /// Per bucket of shapes, or not at all.
+    BucketedOrEager,
+    /// The gain is in the capture.
+    RequiredForYield,
+}
+
+impl Capture {
+    /// The words of the grammar.
+    pub const WORDS: &'static [(&'static str, Capture)] = &[
+        ("host_dependent", Capture::HostDependent),
+        ("bucketed_or_eager", Capture::BucketedOrEager),
+        ("required_for_yield", Capture::RequiredForYield),
+    ];
+}
+
+/// A stage that repeats.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StageLoop {
+    /// How often; `None` when the binding says.
+    pub steps: Option<u64>,
+    /// Every step has the same shapes.
+    pub fixed_shape: bool,
+}
+
+/// A named buffer, cache or window.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StateRegion {
+    /// Name.
+    pub name: String,
+    /// When it changes, where that is said.
+    pub cadence: Option<String>,
+    /// Stages that write it.
+    pub writers: Vec<String>,
+    /// Stages that read it.
+    pub readers: Vec<String>,
+}
+
+/// Work with a cadence of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CadenceSubstructure {
+    /// Name.
+    pub name: String,
+    /// When it changes.
+    pub cadence: String,
 }
 
 // ---- slots ----------------------------------------------------------------------------------------------------
@@ -294,6 +487,8 @@ pub struct OpDecl {
     pub inputs: Vec<String>,
     /// Attributes.
     pub attrs: BTreeMap<String, AttrDecl>,
+    /// Dims that a result is reshaped to, one entry a result; empty when no result is.
+    pub views: Vec<Option<Vec<DimExpr>>>,
     /// Keep f32.
     pub as_f32: bool,
     /// Only under these axis values.
@@ -304,6 +499,8 @@ pub struct OpDecl {
     pub repeat: Option<(String, Vec<String>)>,
     /// Pairs with each host op of its kind.
     pub anchor: bool,
+    /// Cheap, and read by others on hosts: the span computes it again, and where others read it the host keeps its own.
+    pub shared: bool,
     /// Code used when it does not pair.
     pub refuse: Option<String>,
 }
@@ -317,6 +514,52 @@ pub enum AttrDecl {
     Axis(String),
     /// Captured as a param.
     Capture(String),
+    /// Computed from dims, then like a literal.
+    Dims(DimAttr),
+}
+
+/// An attribute written as `=EXPR` over dim symbols, or as a list of such.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DimAttr {
+    /// One number.
+    One(Expr),
+    /// A list of numbers.
+    List(Vec<Expr>),
+}
+
+impl DimAttr {
+    /// Its expressions in order.
+    pub fn exprs(&self) -> &[Expr] {
+        match self {
+            DimAttr::One(e) => std::slice::from_ref(e),
+            DimAttr::List(l) => l,
+        }
+    }
+
+    /// The literal it stands for under solved symbols.
+    pub fn value(&self, facts: &dyn Facts) -> Result<AttrValue, EvalError> {
+        let one = |e: &Expr| eval_int(e, facts).map(AttrValue::Int);
+        match self {
+            DimAttr::One(e) => one(e),
+            DimAttr::List(l) => l
+                .iter()
+                .map(one)
+                .collect::<Result<_, _>>()
+                .map(AttrValue::List),
+        }
+    }
+}
+
+impl fmt::Display for DimAttr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DimAttr::One(e) => write!(f, "{e}"),
+            DimAttr::List(l) => {
+                let parts: Vec<String> = l.iter().map(ToString::to_string).collect();
+                write!(f, "[{}]", parts.join(", "))
+            }
+        }
+    }
 }
 
 // ---- expanded -------------------------------------------------------------------------------------------------
@@ -339,6 +582,10 @@ pub struct Plain {
     pub outputs: Vec<(String, String)>,
     /// Names that became another value, because the op between was dropped.
     pub aliases: BTreeMap<String, String>,
+    /// Symbol -> param, as in the entry.
+    pub symbols: IndexMap<String, String>,
+    /// Constraints that apply under these axes.
+    pub constraints: Vec<Constraint>,
 }
 
 /// A name a plain graph reads from outside.
@@ -354,6 +601,19 @@ pub struct Source {
     pub layout: Layout,
     /// Dims with the index substituted.
     pub dims: Vec<DimExpr>,
+    /// Further alternatives, for a tensor of another rank.
+    pub more: Vec<Vec<DimExpr>>,
+}
+
+impl Source {
+    /// The first alternative that a tensor of this rank fits; the first of all when none does. Dims that begin with
+    /// the rows symbol take any leading dims.
+    pub fn dims_for(&self, rank: usize) -> &[DimExpr] {
+        let rows = |d: &[DimExpr]| matches!(d.first(), Some(DimExpr::Symbol(s)) if s == ROWS);
+        let fits = |d: &&Vec<DimExpr>| d.len() == rank || rows(d) && rank > d.len();
+        let mut all = std::iter::once(&self.dims).chain(&self.more);
+        all.find(fits).unwrap_or(&self.dims)
+    }
 }
 
 /// An op of a plain graph. Names are unique values.
@@ -367,12 +627,16 @@ pub struct PlainOp {
     pub outputs: Vec<String>,
     /// Literals and axes resolved, captures by name.
     pub attrs: BTreeMap<String, PlainAttr>,
+    /// Dims that a result is reshaped to, one entry a result; empty when no result is. Never matched on a host.
+    pub views: Vec<Option<Vec<DimExpr>>>,
     /// Axes this op mentions in attrs or `when`.
     pub mentions: Vec<String>,
     /// Keep f32.
     pub as_f32: bool,
     /// Pairs with each host op of its kind.
     pub anchor: bool,
+    /// Cheap, and read by others on hosts: the span computes it again, and where others read it the host keeps its own.
+    pub shared: bool,
     /// Code used when it does not pair.
     pub refuse: Option<String>,
 }
@@ -384,6 +648,35 @@ pub enum PlainAttr {
     Equal(AttrValue),
     /// Captured.
     Capture(String),
+    /// Computed from dims, then must be equal.
+    Dims(DimAttr),
+}
+
+impl PlainOp {
+    /// What the result of this index is reshaped to.
+    pub fn view(&self, result: usize) -> Option<&[DimExpr]> {
+        self.views.get(result)?.as_deref()
+    }
+}
+
+impl DimExpr {
+    /// Symbols in it.
+    pub fn symbols(&self) -> Vec<String> {
+        match self {
+            DimExpr::Literal(_) => Vec::new(),
+            DimExpr::Symbol(s) => vec![s.clone()],
+            DimExpr::Derived(e) => e.symbols(),
+        }
+    }
+
+    /// As an expression.
+    pub fn expr(&self) -> Expr {
+        match self {
+            DimExpr::Literal(n) => Expr::Int(i64::try_from(*n).unwrap_or(i64::MAX)),
+            DimExpr::Symbol(s) => Expr::Symbol(s.clone()),
+            DimExpr::Derived(e) => e.clone(),
+        }
+    }
 }
 
 impl fmt::Display for DimExpr {

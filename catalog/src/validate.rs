@@ -2,13 +2,13 @@
 //!
 //! Runs once, at load. What it lets through expands under every combination of host axes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::document::{Fields, Node};
 use crate::error::CatalogError;
 use crate::expr::Expr;
 use crate::names;
-use crate::spec::{AttrDecl, AxisRule, DimExpr, Slots, Spec, WeightSource};
+use crate::spec::{AttrDecl, AxisRule, DimExpr, OpDecl, Slots, Spec, WeightSource};
 
 /// Most combinations of host axes and repeat counts.
 pub(crate) const MAX_COMBINATIONS: usize = 64;
@@ -18,6 +18,8 @@ pub(crate) fn check(spec: &Spec, doc: &Fields) -> Result<(), CatalogError> {
     v.combinations()?;
     v.sources()?;
     v.dims()?;
+    v.symbols()?;
+    v.constraints()?;
     v.axes_of_ops()?;
     v.expansions()?;
     v.occurrences()?;
@@ -94,30 +96,31 @@ impl<'a> Validator<'a> {
         Ok(())
     }
 
-    // Derived dims, and dims of outputs, are made of symbols that a size binds.
-    fn dims(&self) -> Result<(), CatalogError> {
-        let inputs = self.spec.inputs.iter().map(|p| &p.dims);
-        let bound: BTreeSet<&str> = inputs
+    // Symbols that a size binds: of a tensor, or of a param.
+    fn bound_symbols(&self) -> BTreeSet<&str> {
+        let inputs = self.spec.inputs.iter();
+        let inputs = inputs.flat_map(|p| std::iter::once(&p.dims).chain(&p.more));
+        inputs
             .chain(self.spec.weights.iter().map(|s| &s.dims))
             .flatten()
             .filter_map(|d| match d {
                 DimExpr::Symbol(s) => Some(s.as_str()),
                 _ => None,
             })
-            .collect();
-        let check = |dims: &[DimExpr], at: Node| {
-            for d in dims {
-                let free = match d {
-                    DimExpr::Literal(_) => Vec::new(),
-                    DimExpr::Symbol(s) => vec![s.clone()],
-                    DimExpr::Derived(e) => e.symbols(),
-                };
-                if let Some(s) = free.iter().find(|s| !bound.contains(s.as_str())) {
-                    return Err(at.invalid(format!("nothing gives `{s}` a size")));
-                }
-            }
-            Ok(())
-        };
+            .chain(self.spec.symbols.keys().map(String::as_str))
+            .collect()
+    }
+
+    // Derived dims, dims of outputs and views, and computed attributes are made of symbols that a size binds.
+    fn dims(&self) -> Result<(), CatalogError> {
+        let bound = self.bound_symbols();
+        let known =
+            |free: &[String], at: &Node| match free.iter().find(|s| !bound.contains(s.as_str())) {
+                Some(s) => Err(at.invalid(format!("nothing gives `{s}` a size"))),
+                None => Ok(()),
+            };
+        let check =
+            |dims: &[DimExpr], at: Node| dims.iter().try_for_each(|d| known(&d.symbols(), &at));
         for s in &self.spec.weights {
             check(&s.dims, self.doc.find(&["weights", &s.name]))?;
         }
@@ -126,11 +129,166 @@ impl<'a> Validator<'a> {
             ("outputs", &self.spec.outputs),
         ] {
             for (i, p) in ports.iter().enumerate() {
-                check(
-                    &p.dims,
-                    self.doc
-                        .find(&["boundary", side, &format!("[{i}]"), "dims"]),
-                )?;
+                let at = self
+                    .doc
+                    .find(&["boundary", side, &format!("[{i}]"), "dims"]);
+                if side == "outputs" && !p.more.is_empty() {
+                    return Err(
+                        at.invalid("an output has one list of dims; inputs may have alternatives")
+                    );
+                }
+                for dims in std::iter::once(&p.dims).chain(&p.more) {
+                    check(dims, at.clone())?;
+                }
+            }
+        }
+        for (i, op) in self.spec.dataflow.ops.iter().enumerate() {
+            for view in op.views.iter().flatten() {
+                let at = self.op_node(i).find(&["dims"]);
+                let written = |d: &DimExpr| -> Vec<String> {
+                    let named = d.symbols().into_iter();
+                    named.flat_map(|s| self.indexed(op, &s)).collect()
+                };
+                view.iter().try_for_each(|d| known(&written(d), &at))?;
+            }
+            for (name, attr) in &op.attrs {
+                if let AttrDecl::Dims(dims) = attr {
+                    let at = self.op_node(i).find(&["attrs", name]);
+                    let all = dims.exprs().iter();
+                    all.clone().try_for_each(|e| known(&e.symbols(), &at))?;
+                    if let Some(e) = all.clone().find(|e| !self.is_arithmetic(e)) {
+                        return Err(at.invalid(format!("`{e}` is no arithmetic over dim symbols")));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    // A symbol of an op with its index written out; axes stay, they are no part of a symbol.
+    fn indexed(&self, op: &OpDecl, symbol: &str) -> Vec<String> {
+        match &op.repeat {
+            Some((index, values)) if symbol.contains('<') => values
+                .iter()
+                .filter_map(|v| names::substitute(symbol, &|n| (n == index).then(|| v.clone())))
+                .collect(),
+            _ => vec![symbol.into()],
+        }
+    }
+
+    // No facts of roles, no words.
+    fn is_arithmetic(&self, e: &Expr) -> bool {
+        let mut plain = true;
+        e.walk(&mut |part| {
+            plain &= matches!(
+                part,
+                Expr::Int(_) | Expr::Symbol(_) | Expr::Binary(..) | Expr::Unary(..) | Expr::If(..)
+            )
+        });
+        plain
+    }
+
+    fn captured(&self) -> BTreeSet<&str> {
+        let attrs = self.spec.dataflow.ops.iter().flat_map(|o| o.attrs.values());
+        attrs
+            .filter_map(|a| match a {
+                AttrDecl::Capture(param) => Some(param.as_str()),
+                _ => None,
+            })
+            .chain(self.spec.symbols.values().map(String::as_str))
+            .collect()
+    }
+
+    // A symbol that is a param occurs somewhere.
+    fn symbols(&self) -> Result<(), CatalogError> {
+        let mut used: BTreeSet<String> = BTreeSet::new();
+        let ports = self.spec.inputs.iter().chain(&self.spec.outputs);
+        let dims = ports
+            .flat_map(|p| std::iter::once(&p.dims).chain(&p.more))
+            .chain(self.spec.weights.iter().map(|s| &s.dims));
+        used.extend(dims.flatten().flat_map(DimExpr::symbols));
+        for op in &self.spec.dataflow.ops {
+            used.extend(
+                op.views
+                    .iter()
+                    .flatten()
+                    .flatten()
+                    .flat_map(DimExpr::symbols),
+            );
+            for attr in op.attrs.values() {
+                if let AttrDecl::Dims(d) = attr {
+                    used.extend(d.exprs().iter().flat_map(Expr::symbols));
+                }
+            }
+        }
+        for c in &self.spec.constraints {
+            used.extend(c.that.symbols());
+        }
+        for (symbol, param) in &self.spec.symbols {
+            let at = self.doc.find(&["symbols", symbol]);
+            if !used.contains(symbol) {
+                return Err(at.invalid(format!("no dim and no expression uses `{symbol}`")));
+            }
+            if param != symbol && self.bound_symbols().contains(param.as_str()) {
+                return Err(at.invalid(format!(
+                    "`{param}` is a dim symbol; a param has its own name"
+                )));
+            }
+            let tensors = self.spec.declared_sources();
+            if tensors.iter().any(|(s, _)| s.name == *param) {
+                return Err(at.invalid(format!("`{param}` is a tensor of this entry")));
+            }
+        }
+        Ok(())
+    }
+
+    fn constraints(&self) -> Result<(), CatalogError> {
+        let (bound, params) = (self.bound_symbols(), self.captured());
+        let sources = self.spec.declared_sources();
+        for (i, c) in self.spec.constraints.iter().enumerate() {
+            let node = self.doc.find(&["constraints", &format!("[{i}]")]);
+            let at = node.find(&["that"]);
+            let known = |n: &str| bound.contains(n) || params.contains(n);
+            if let Some(s) = c.that.symbols().iter().find(|s| !known(s)) {
+                return Err(at.invalid(format!(
+                    "`{s}` is neither a dim symbol nor a captured param"
+                )));
+            }
+            let mut wrong = None;
+            c.that.walk(&mut |e| match e {
+                Expr::Has(n) if known(n) || sources.iter().any(|(s, _)| s.name == *n) => {}
+                Expr::Has(n) => {
+                    wrong.get_or_insert(format!(
+                        "`{n}` is no dim symbol, param, input or slot of this entry"
+                    ));
+                }
+                Expr::Conditioned(_)
+                | Expr::Fact(..)
+                | Expr::ParamDim(..)
+                | Expr::ParamCount(..)
+                | Expr::Attr(..) => {
+                    wrong.get_or_insert(format!(
+                        "`{e}` asks a module; a constraint knows sizes and params only"
+                    ));
+                }
+                _ => {}
+            });
+            if let Some(what) = wrong {
+                return Err(at.invalid(what));
+            }
+            self.when(&c.when, &node)?;
+        }
+        Ok(())
+    }
+
+    // Axes and values of a `when`.
+    fn when(&self, when: &BTreeMap<String, Vec<String>>, node: &Node) -> Result<(), CatalogError> {
+        for (axis, values) in when {
+            let at = node.find(&["when", axis]);
+            self.host_axis(axis, &at)?;
+            let known = &self.spec.variants[axis].values;
+            if let Some(v) = values.iter().find(|v| !known.contains_key(*v)) {
+                return Err(at.invalid(format!("`{v}` is no value of `{axis}`")));
             }
         }
         Ok(())
@@ -150,14 +308,7 @@ impl<'a> Validator<'a> {
         let sources = self.spec.declared_sources();
         for (i, op) in self.spec.dataflow.ops.iter().enumerate() {
             let node = self.op_node(i);
-            for (axis, values) in &op.when {
-                let at = node.find(&["when", axis]);
-                self.host_axis(axis, &at)?;
-                let known = &self.spec.variants[axis].values;
-                if let Some(v) = values.iter().find(|v| !known.contains_key(*v)) {
-                    return Err(at.invalid(format!("`{v}` is no value of `{axis}`")));
-                }
-            }
+            self.when(&op.when, &node)?;
             for (name, attr) in &op.attrs {
                 if let AttrDecl::Axis(axis) = attr {
                     self.host_axis(axis, &node.find(&["attrs", name]))?;
@@ -260,7 +411,8 @@ impl<'a> Validator<'a> {
         let (read, made) = self.names_of_ops();
         for (i, p) in self.spec.inputs.iter().enumerate() {
             for name in names::expanded(&p.value, p.repeat) {
-                if !read.contains(&name) {
+                let passed = self.spec.outputs.iter().any(|o| o.value == name);
+                if !read.contains(&name) && !passed {
                     let at = self.doc.find(&["boundary", "inputs", &format!("[{i}]")]);
                     return Err(at.invalid(format!("input `{name}` is read by no op")));
                 }
@@ -268,7 +420,9 @@ impl<'a> Validator<'a> {
         }
         for (i, p) in self.spec.outputs.iter().enumerate() {
             for name in names::expanded(&p.value, p.repeat) {
-                if !made.contains(&name) {
+                // An input may be handed through.
+                let passed = self.spec.inputs.iter().any(|p| p.name == name);
+                if !made.contains(&name) && !passed {
                     let at = self.doc.find(&["boundary", "outputs", &format!("[{i}]")]);
                     let what = format!("output value `{name}` is made by no op");
                     return Err(at.invalid(what));
@@ -289,6 +443,12 @@ impl<'a> Validator<'a> {
                     let at = self.doc.find(&["points", &format!("[{i}]")]);
                     return Err(at.invalid(format!("point `{name}` is no value of the dataflow")));
                 }
+            }
+        }
+        for (i, point) in self.spec.content.iter().enumerate() {
+            if !self.spec.points.contains(point) {
+                let at = self.doc.find(&["content", &format!("[{i}]")]);
+                return Err(at.invalid(format!("`{point}` is none of `points`")));
             }
         }
         Ok(())

@@ -1,34 +1,58 @@
 //! `catalog verify`: the dataflow of every entry against its reference, on random inputs.
 //!
-//! Every combination of host axes, several patterns of present optionals, every count of repeated slots. Two
-//! statements of one structure must agree in f32 within [`TOLERANCE`]; each narrower span, fed with the values the
-//! whole region made, must make the same outputs again.
+//! Every combination of host axes, several patterns of present optionals, every count of repeated slots, every
+//! alternative of an input's dims, captured params at their defaults and away from them; sizes are small ones that
+//! satisfy the entry's constraints. Two statements of one structure must agree in f32 within [`TOLERANCE`]; each
+//! narrower span, fed with the values the whole region made, must make the same outputs again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use candle_core::{Device, Tensor};
-use structures_graph::ops::AttrDefault;
+use serde::Serialize;
 use structures_graph::{AttrValue, Attrs, OpKind};
 
+use crate::builtin;
 use crate::catalog::Catalog;
 use crate::error::CatalogError;
 use crate::evaluate::{Feed, Tensors};
 use crate::names;
 use crate::reference::formula::product;
 use crate::solve::{dim_size, Dims};
-use crate::spec::{DimExpr, Plain, PlainAttr, Source, Spec};
+use crate::spec::{DimExpr, Kind, Plain, PlainAttr, Source, Spec};
+
+mod sizes;
+
+pub use sizes::Setting;
 
 /// Largest difference, as a share of the largest reference value.
 pub const TOLERANCE: f32 = 1e-5;
 
-/// One combination of one entry.
+// Largest tensor that is tried, and largest dim: a literal dim of a stranger's document must not exhaust memory.
+const MAX_ELEMENTS: usize = 1 << 20;
+const MAX_DIM: usize = 4096;
+
+/// What a row is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Check {
+    /// The document loads, and its bytes are those of the digest table.
+    Document,
+    /// Every embedded region is a live region.
+    Embedded,
+    /// Dataflow, spans and reference agree.
+    Dataflow,
+}
+
+/// One check of one entry.
 #[derive(Clone, Debug)]
 pub struct VerifyRow {
+    /// What is checked.
+    pub check: Check,
     /// Entry.
     pub name: String,
     /// Version.
     pub version: u32,
-    /// Host axes and present optionals, for people.
+    /// Host axes and present optionals, for people; empty for what has none.
     pub combination: String,
     /// A native reference was there to compare with.
     pub native: bool,
@@ -40,55 +64,94 @@ pub struct VerifyRow {
 
 /// Checks every entry.
 pub fn verify(catalog: &Catalog) -> Vec<VerifyRow> {
-    catalog.list().into_iter().flat_map(verify_spec).collect()
+    let mut rows = Vec::new();
+    for spec in catalog.list() {
+        let row = |check, failure: Option<String>| VerifyRow {
+            check,
+            combination: String::new(),
+            failure,
+            ..of(spec)
+        };
+        rows.push(row(Check::Document, digest_failure(spec)));
+        if spec.kind == Kind::StagePipeline {
+            let embedded = catalog.check_embedded_of(spec).err();
+            rows.push(row(Check::Embedded, embedded.map(|e| e.to_string())));
+        }
+        rows.extend(verify_spec(spec));
+    }
+    rows
 }
 
-/// Checks one entry.
+fn of(spec: &Spec) -> VerifyRow {
+    VerifyRow {
+        check: Check::Dataflow,
+        name: spec.name.clone(),
+        version: spec.version,
+        combination: "any".into(),
+        native: spec.reference.is_some(),
+        error: 0.0,
+        failure: None,
+    }
+}
+
+// The digest table is for the entries that ship.
+fn digest_failure(spec: &Spec) -> Option<String> {
+    if !spec.builtin {
+        return None;
+    }
+    let line = format!("{} {} {}", spec.name, spec.version, spec.digest);
+    if builtin::DIGESTS.lines().any(|l| l == line) {
+        return None;
+    }
+    Some(format!(
+        "its bytes are not those of version {} in the digest table; meaning and bytes change only with `version`",
+        spec.version
+    ))
+}
+
+/// Checks the dataflow of one entry. A pipeline has none.
 pub fn verify_spec(spec: &Spec) -> Vec<VerifyRow> {
     let mut rows = Vec::new();
+    if spec.kind == Kind::StagePipeline {
+        return rows;
+    }
+    let wanted = BTreeMap::new();
     for axes in spec.host_axis_combinations() {
         for present in patterns(spec) {
-            let what = |e: CatalogError| Some(e.to_string());
-            let (error, failure) = match combination(spec, &axes, &present, rows.len() as u64) {
-                // An optional that these axes need.
-                Err(CatalogError::MissingInput { .. } | CatalogError::MissingWeight { .. }) => {
-                    continue
+            for shape in 0..alternatives(spec) {
+                for setting in [Setting::Default, Setting::Altered] {
+                    let case = Case {
+                        spec,
+                        axes: &axes,
+                        present: &present,
+                        shape,
+                        setting,
+                        wanted: &wanted,
+                    };
+                    rows.extend(case.row(rows.len() as u64));
                 }
-                Err(e) => (f32::NAN, what(e)),
-                Ok(error) if error <= TOLERANCE => (error, None),
-                Ok(error) => (
-                    error,
-                    Some(format!("differs by {error:e}, at most {TOLERANCE:e}")),
-                ),
-            };
-            let axes: Vec<String> = axes.iter().map(|(k, v)| format!("{k}={v}")).collect();
-            let with: Vec<&str> = present.iter().map(String::as_str).collect();
-            rows.push(VerifyRow {
-                name: spec.name.clone(),
-                version: spec.version,
-                combination: format!("{} with [{}]", axes.join(" "), with.join(" ")),
-                native: spec.reference.is_some(),
-                error,
-                failure,
-            });
+            }
         }
     }
     if rows.is_empty() {
         rows.push(VerifyRow {
-            name: spec.name.clone(),
-            version: spec.version,
-            combination: "any".into(),
-            native: spec.reference.is_some(),
             error: f32::NAN,
             failure: Some("no combination has all it needs".into()),
+            ..of(spec)
         });
     }
     rows
 }
 
-// Sets of present names among optional and repeated sources: every subset of a few optionals, else all, none and
-// each one alone; every count of repeated slots.
-fn patterns(spec: &Spec) -> Vec<BTreeSet<String>> {
+/// Most alternatives of dims that an input has.
+pub fn alternatives(spec: &Spec) -> usize {
+    let counts = spec.inputs.iter().map(|p| 1 + p.more.len());
+    counts.max().unwrap_or(1)
+}
+
+/// Sets of present names among optional and repeated sources: every subset of a few optionals, else all, none,
+/// each one alone and all but one; every count of repeated slots.
+pub fn patterns(spec: &Spec) -> Vec<BTreeSet<String>> {
     let inputs = spec
         .inputs
         .iter()
@@ -136,6 +199,7 @@ fn patterns(spec: &Spec) -> Vec<BTreeSet<String>> {
             false => [0, (1 << n) - 1]
                 .into_iter()
                 .chain((0..n).map(|i| 1 << i))
+                .chain((0..n).map(|i| ((1 << n) - 1) ^ (1 << i)))
                 .collect(),
         };
         for mask in masks {
@@ -153,47 +217,166 @@ fn patterns(spec: &Spec) -> Vec<BTreeSet<String>> {
     found
 }
 
-fn combination(
-    spec: &Spec,
-    axes: &BTreeMap<String, String>,
-    present: &BTreeSet<String>,
-    seed: u64,
-) -> Result<f32, CatalogError> {
-    let plain = spec.expand(axes, &|n| present.contains(n))?;
-    let mut random = Random(seed ^ 0x5eed);
-    let sources: Vec<Source> = spec
-        .declared_sources()
-        .into_iter()
-        .filter(|(s, must)| *must || present.contains(&s.name))
-        .map(|(s, _)| s)
-        .collect();
-    let mut feed = Feed {
-        params: params(&plain),
-        ..Feed::default()
-    };
-    let dims = sizes(&sources, &plain);
-    for s in &sources {
-        let shape: Option<Vec<usize>> = s.dims.iter().map(|d| dim_size(d, &dims)).collect();
-        let shape = shape.ok_or_else(|| CatalogError::Evaluation {
-            structure: spec.name.clone(),
-            at: s.name.clone(),
-            reason: "its dims have no sizes".into(),
-        })?;
-        let t = match key_count(&plain, &s.name, &dims) {
-            Some(n) => Tensor::full(n as f32, shape, &Device::Cpu)?,
-            None => random.tensor(&shape)?,
+/// One combination of what an entry leaves open.
+#[derive(Clone, Copy, Debug)]
+pub struct Case<'a> {
+    /// Entry.
+    pub spec: &'a Spec,
+    /// Host axes.
+    pub axes: &'a BTreeMap<String, String>,
+    /// Optional and repeated sources that are there.
+    pub present: &'a BTreeSet<String>,
+    /// Alternative of the inputs' dims.
+    pub shape: usize,
+    /// Values of the captured params.
+    pub setting: Setting,
+    /// Sizes to try before the usual ones.
+    pub wanted: &'a BTreeMap<String, usize>,
+}
+
+/// A case with everything but the tensors' values.
+#[derive(Clone, Debug)]
+pub struct Settled {
+    /// The operations.
+    pub plain: Plain,
+    /// Inputs and slots that are there, each in the alternative of the case.
+    pub sources: Vec<Source>,
+    /// Captured params.
+    pub params: Attrs,
+    /// Sizes of all symbols.
+    pub dims: Dims,
+}
+
+impl Case<'_> {
+    // `None` where there is no such combination.
+    fn row(&self, seed: u64) -> Option<VerifyRow> {
+        let (error, failure) = match self.run(seed) {
+            Ok(None) => return None,
+            // An optional that these axes need.
+            Err(CatalogError::MissingInput { .. } | CatalogError::MissingWeight { .. }) => {
+                return None
+            }
+            // Altered params are a guess, which the entry may well refuse.
+            Err(CatalogError::Constraint { .. }) if self.setting == Setting::Altered => {
+                return None
+            }
+            Err(e) => (f32::NAN, Some(e.to_string())),
+            Ok(Some(error)) if error <= TOLERANCE => (error, None),
+            Ok(Some(error)) => {
+                let what = format!("differs by {error:e}, at most {TOLERANCE:e}");
+                (error, Some(what))
+            }
         };
-        if s.slot {
-            feed.weights.insert(s.name.clone(), t);
-        } else {
-            feed.inputs.insert(s.name.clone(), t);
+        let axes: Vec<String> = self.axes.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        let with: Vec<&str> = self.present.iter().map(String::as_str).collect();
+        let mut combination = format!("{} with [{}]", axes.join(" "), with.join(" "));
+        if self.shape > 0 {
+            combination += &format!(", dims alternative {}", self.shape + 1);
         }
+        if self.setting == Setting::Altered {
+            combination += ", params altered";
+        }
+        Some(VerifyRow {
+            combination,
+            error,
+            failure,
+            ..of(self.spec)
+        })
     }
-    calls(&plain, &mut feed);
-    let reference = spec.call_reference(axes, &feed)?;
-    let mut error = worst(&reference, &spec.call_dataflow(axes, &feed)?, spec)?;
-    error = error.max(spans(spec, &plain, &mut feed)?);
-    Ok(error)
+
+    /// Operations, params and sizes; `None` where there is no such combination.
+    pub fn settle(&self) -> Result<Option<Settled>, CatalogError> {
+        let (spec, axes) = (self.spec, self.axes);
+        let plain = spec.expand(axes, &|n| self.present.contains(n))?;
+        let sources = self.sources();
+        let mut params = sizes::params(&plain, Setting::Default);
+        if self.setting == Setting::Altered {
+            let altered = sizes::params(&plain, Setting::Altered);
+            if altered == params {
+                return Ok(None);
+            }
+            params = altered;
+        }
+        let Some(dims) = sizes::solve(spec, &plain, &sources, &params, self.wanted)? else {
+            return Ok(None);
+        };
+        for (symbol, param) in &spec.symbols {
+            let bound = sources
+                .iter()
+                .any(|s| s.dims.contains(&DimExpr::Symbol(symbol.clone())));
+            if let (false, Some(n)) = (bound, dims.get(symbol)) {
+                params.insert(param.clone(), AttrValue::Int(*n as i64));
+            }
+        }
+        Ok(Some(Settled {
+            plain,
+            sources,
+            params,
+            dims,
+        }))
+    }
+
+    fn run(&self, seed: u64) -> Result<Option<f32>, CatalogError> {
+        let (spec, axes) = (self.spec, self.axes);
+        let Some(settled) = self.settle()? else {
+            return Ok(None);
+        };
+        let Settled {
+            plain,
+            sources,
+            params,
+            dims,
+        } = settled;
+        let mut random = Random(seed ^ 0x5eed);
+        let mut feed = Feed {
+            params,
+            ..Feed::default()
+        };
+        for s in &sources {
+            let shape: Option<Vec<usize>> = s.dims.iter().map(|d| dim_size(d, &dims)).collect();
+            let shape = shape.ok_or_else(|| CatalogError::Evaluation {
+                structure: spec.name.clone(),
+                at: s.name.clone(),
+                reason: "its dims have no sizes".into(),
+            })?;
+            let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+            if elements.is_none_or(|n| n > MAX_ELEMENTS) || shape.iter().any(|d| *d > MAX_DIM) {
+                return Err(CatalogError::Evaluation {
+                    structure: spec.name.clone(),
+                    at: s.name.clone(),
+                    reason: format!(
+                        "{shape:?} is too large to be tried: expected at most {MAX_ELEMENTS} elements, {MAX_DIM} in a dim"
+                    ),
+                });
+            }
+            let t = match key_count(&plain, &s.name, &dims) {
+                Some(n) => Tensor::full(n as f32, shape, &Device::Cpu)?,
+                None => random.tensor(&shape)?,
+            };
+            if s.slot {
+                feed.weights.insert(s.name.clone(), t);
+            } else {
+                feed.inputs.insert(s.name.clone(), t);
+            }
+        }
+        calls(spec, &plain, &dims, &mut feed);
+        let reference = spec.call_reference(axes, &feed)?;
+        let error = worst(&reference, &spec.call_dataflow(axes, &feed)?, spec)?;
+        Ok(Some(error.max(spans(spec, &plain, &mut feed)?)))
+    }
+
+    // What is there, each input in the alternative of this case.
+    fn sources(&self) -> Vec<Source> {
+        let all = self.spec.declared_sources().into_iter();
+        let here = all.filter(|(s, must)| *must || self.present.contains(&s.name));
+        here.map(|(mut s, _)| {
+            if let Some(at) = self.shape.min(s.more.len()).checked_sub(1) {
+                s.dims = s.more.swap_remove(at);
+            }
+            s
+        })
+        .collect()
+    }
 }
 
 // Every span, widest first; a narrower one reads what the wider one made.
@@ -215,35 +398,8 @@ fn spans(spec: &Spec, plain: &Plain, feed: &mut Feed) -> Result<f32, CatalogErro
     Ok(error)
 }
 
-// Small, pairwise different sizes, so that a swapped dim cannot go unnoticed; heads of an attention are a multiple
-// of its key heads.
-fn sizes(sources: &[Source], plain: &Plain) -> Dims {
-    let primes = [
-        3, 10, 14, 6, 22, 26, 34, 38, 46, 58, 62, 74, 82, 86, 94, 106,
-    ];
-    let mut dims = Dims::new();
-    for d in sources.iter().flat_map(|s| &s.dims) {
-        if let DimExpr::Symbol(s) = d {
-            let next = primes[dims.len() % primes.len()];
-            dims.entry(s.clone()).or_insert(next);
-        }
-    }
-    let values = plain.value_dims();
-    for op in plain.ops.iter().filter(|o| o.kind == OpKind::Attention) {
-        let heads = |k: usize| match values.get(op.inputs.get(k)?.as_ref()?)?.get(1)? {
-            DimExpr::Symbol(s) => Some(s.clone()),
-            _ => None,
-        };
-        if let (Some(q), Some(k)) = (heads(0), heads(1)) {
-            dims.insert(k.clone(), 2);
-            dims.insert(q.clone(), if q == k { 2 } else { 6 });
-        }
-    }
-    dims
-}
-
-// A valid key length, for a source that is one.
-fn key_count(plain: &Plain, name: &str, dims: &Dims) -> Option<usize> {
+/// A valid key length, for a source that is one.
+pub fn key_count(plain: &Plain, name: &str, dims: &Dims) -> Option<usize> {
     let op = plain.ops.iter().find(|o| {
         let operand = o.inputs.get(4).and_then(Option::as_deref);
         o.kind == OpKind::Attention && operand == Some(name)
@@ -252,29 +408,9 @@ fn key_count(plain: &Plain, name: &str, dims: &Dims) -> Option<usize> {
     Some(dim_size(keys.get(2)?, dims)?.saturating_sub(1))
 }
 
-fn params(plain: &Plain) -> Attrs {
-    let mut params = Attrs::new();
-    for op in &plain.ops {
-        for (name, attr) in &op.attrs {
-            let PlainAttr::Capture(param) = attr else {
-                continue;
-            };
-            let spec = op.kind.spec().attrs.iter().find(|a| a.name == name);
-            let value = match spec.map(|a| a.default) {
-                Some(AttrDefault::Number(n)) => AttrValue::Float(n),
-                Some(AttrDefault::Flag(b)) => AttrValue::Flag(b),
-                Some(AttrDefault::Word(w)) => AttrValue::Word(w.into()),
-                Some(AttrDefault::Required) => AttrValue::Float(1e-5),
-                _ => continue,
-            };
-            params.insert(param.clone(), value);
-        }
-    }
-    params
-}
-
-// A fixed linear map for every role that `call` runs: the first argument's last dim is mixed.
-fn calls(plain: &Plain, feed: &mut Feed) {
+/// A fixed linear map for every result of every role that `call` runs: the rows of the first argument are mixed into
+/// as many values as the result's declared dims have, or as it has itself.
+pub fn calls(spec: &Spec, plain: &Plain, dims: &Dims, feed: &mut Feed) {
     for op in plain.ops.iter().filter(|o| o.kind == OpKind::Call) {
         let Some(PlainAttr::Equal(AttrValue::Word(role))) = op.attrs.get("role") else {
             continue;
@@ -282,17 +418,34 @@ fn calls(plain: &Plain, feed: &mut Feed) {
         let seed = role
             .bytes()
             .fold(7u64, |s, b| s.wrapping_mul(31) + u64::from(b));
-        let run = move |args: &[Tensor]| -> Result<Tensor, CatalogError> {
+        let shape = |k: usize, name: &String| -> Option<Vec<usize>> {
+            let port = plain.outputs.iter().find(|(_, v)| v == name);
+            let declared = op.view(k).or_else(|| spec.port_dims(&port?.0))?;
+            declared.iter().map(|d| dim_size(d, dims)).collect()
+        };
+        let shapes: Vec<Option<Vec<usize>>> = op
+            .outputs
+            .iter()
+            .enumerate()
+            .map(|(k, n)| shape(k, n))
+            .collect();
+        let run = move |args: &[Tensor]| -> Result<Vec<Tensor>, CatalogError> {
             let Some(x) = args.first() else {
                 return Err(candle_core::Error::Msg("a call without arguments".into()).into());
             };
-            let width = x.dims().last().copied().unwrap_or(1);
-            let map = Random(seed).tensor(&[width, width])?;
-            let rows = x.elem_count() / width.max(1);
-            let flat = x
-                .to_dtype(candle_core::DType::F32)?
-                .reshape((rows, width))?;
-            Ok(product(&flat, &map)?.reshape(x.dims())?)
+            let x = x.to_dtype(candle_core::DType::F32)?.contiguous()?;
+            let mut made = Vec::new();
+            for (k, shape) in shapes.iter().enumerate() {
+                let shape = shape.clone().unwrap_or_else(|| x.dims().to_vec());
+                let wanted: usize = shape.iter().product();
+                // As many leading dims stay rows as leave a whole number of values to each.
+                let mut kept = (0..x.rank()).rev().map(|k| x.dims()[..k].iter().product());
+                let rows: usize = kept.find(|rows| wanted % rows == 0).unwrap_or(1);
+                let flat = x.reshape((rows, x.elem_count() / rows))?;
+                let map = Random(seed + k as u64).tensor(&[flat.dim(1)?, wanted / rows])?;
+                made.push(product(&flat, &map)?.reshape(shape)?);
+            }
+            Ok(made)
         };
         feed.calls.insert(role.clone(), Box::new(run));
     }

@@ -121,14 +121,14 @@ fn header_faults() {
         Fault(
             "version: 1\n",
             "version: 1\nkind: stage_pipeline\n",
-            "stage_pipeline",
-            "stage pipelines",
+            "boundary:",
+            "a stage pipeline has no `boundary`",
         ),
         Fault(
             "version: 1\n",
             "version: 1\nkind: other\n",
             "other",
-            "unknown kind `other`",
+            "expected region or stage_pipeline, found `other`",
         ),
         Fault(
             "version: 1\n",

@@ -130,7 +130,7 @@ fn a_directory_that_lies() {
     let big = format!("# {}\n", "x".repeat(1 << 20));
     refused(
         &[("mine/structure.yaml", &big)],
-        "entry_unreadable",
+        "entry_invalid",
         "at most 1048576",
     );
 }

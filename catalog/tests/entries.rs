@@ -1,6 +1,6 @@
 //! Every entry that ships: loads, agrees with its reference, keeps its bytes.
 
-use structures_catalog::{verify, Catalog};
+use structures_catalog::{verify, Catalog, Check, Kind};
 
 const DIGESTS: &str = include_str!("../digests.txt");
 
@@ -10,7 +10,8 @@ fn dataflow_equals_reference() {
     let rows = verify(&catalog);
     let mut worst = 0f32;
     for row in &rows {
-        assert!(row.native, "{}: no native reference", row.name);
+        let native = row.native || row.check != Check::Dataflow;
+        assert!(native, "{}: no native reference", row.name);
         let what = format!("{}@{} {}", row.name, row.version, row.combination);
         assert!(row.failure.is_none(), "{what}: {:?}", row.failure);
         worst = worst.max(row.error);
@@ -58,14 +59,22 @@ fn every_listed_name_loads() {
             !spec.summary.is_empty() && !spec.evidence.is_empty(),
             "{name}"
         );
-        assert!(spec.reference.is_some(), "{name}");
+        assert_eq!(
+            spec.reference.is_some(),
+            spec.kind == Kind::Region,
+            "{name}"
+        );
     }
 }
 
 #[test]
 fn a_wrong_reference_is_found_out() {
     let catalog = Catalog::builtin().expect("built-in entries load");
-    for spec in catalog.list() {
+    for spec in catalog
+        .list()
+        .into_iter()
+        .filter(|s| s.kind == Kind::Region)
+    {
         let mut wrong = spec.clone();
         wrong.reference = Some(|call| {
             let name = call.inputs.keys().next().map_or("y", String::as_str);
@@ -73,5 +82,43 @@ fn a_wrong_reference_is_found_out() {
         });
         let rows = structures_catalog::verify::verify_spec(&wrong);
         assert!(rows.iter().all(|r| r.failure.is_some()), "{}", spec.name);
+    }
+}
+
+/// The benchmark `load` measures; this only notices a change of order: ten times its figure.
+#[test]
+fn the_whole_catalog_loads_quickly() {
+    let best = (0..5)
+        .map(|_| {
+            let started = std::time::Instant::now();
+            Catalog::builtin().expect("built-in entries load");
+            started.elapsed().as_millis()
+        })
+        .min();
+    assert!(best.is_some_and(|ms| ms <= 200), "{best:?} ms");
+}
+
+/// The entries of the specification, with their kinds and versions.
+#[test]
+fn every_entry_of_the_specification_is_there() {
+    let catalog = Catalog::builtin().expect("built-in entries load");
+    let count = |kind| catalog.newest().iter().filter(|s| s.kind == kind).count();
+    assert_eq!((count(Kind::Region), count(Kind::StagePipeline)), (14, 3));
+    for (pin, live) in [
+        ("vision_ffn@2", true),
+        ("vision_ffn@1", true),
+        ("modnorm_qkv_chain@3", true),
+        ("modnorm_qkv_chain@2", false),
+        ("modnorm_qkv_chain@1", false),
+        ("autoregressive_decode_pipeline@2", true),
+        ("autoregressive_decode_pipeline@1", false),
+        ("vla_tick_pipeline@2", true),
+        ("vla_tick_pipeline@1", false),
+        ("video_generation_pipeline@1", true),
+    ] {
+        match catalog.find(pin) {
+            Ok(_) => assert!(live, "{pin} is live"),
+            Err(e) => assert!(!live && e.code() == "entry_retired", "{pin}: {e}"),
+        }
     }
 }

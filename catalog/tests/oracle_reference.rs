@@ -2,6 +2,10 @@
 //!
 //! Reads `$STRUCTURES_ORACLE/reference` where there is one, else the repository's small copy. A structure that is
 //! not built yet stands in `tests/oracle-pending.txt` as `reference <name>`; any other unknown one fails.
+//! Weights that no slot declares are those of host modules around or inside the region: they become the closures of
+//! the roles that the dataflow calls ([`roles`]).
+
+mod roles;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +13,9 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor};
 use half::bf16;
 use serde_json::Value;
-use structures_catalog::spec::DimExpr;
+use structures_catalog::expr::{eval_int, BinaryOp, Datum, Expr, Fact, Facts};
+use structures_catalog::invariance::{invariance, Tolerance};
+use structures_catalog::spec::{DimExpr, Source};
 use structures_catalog::{dim_size, Catalog, CatalogError, Dims, Feed, Shape, Shapes, Spec};
 use structures_graph::{AttrValue, Attrs};
 
@@ -215,11 +221,27 @@ fn oracle_reference() {
             .collect()
         };
         let bf16_case = case["dtype"] == "bfloat16";
+        let dtype = if bf16_case { DType::BF16 } else { DType::F32 };
+        // A convolution's filter is one row of the slot; its own result is another name of the output.
+        let rows = |(k, t): (String, Tensor)| match k.strip_suffix("_conv") {
+            Some(slot) => (slot.to_string(), t.flatten_from(1).expect(id)),
+            None => (k, t),
+        };
+        let (weights, foreign): (BTreeMap<_, _>, BTreeMap<_, _>) = named("weights")
+            .into_iter()
+            .map(rows)
+            .partition(|(n, _)| declares(spec, n));
+        let orientation = |weight: &str| {
+            let text = &index["orientations"][name][weight];
+            text.as_str().is_some_and(|t| t.contains("(out,in)"))
+        };
+        let eps = case["params"]["eps"].as_f64().unwrap_or(1e-6);
         let feed = Feed {
             inputs: named("inputs"),
-            weights: named("weights"),
+            weights,
             params: params(case),
             dtype: bf16_case.then_some(DType::BF16),
+            calls: roles::closures(foreign, &orientation, eps, dtype),
             ..Feed::default()
         };
         let variant = variant(case);
@@ -232,20 +254,22 @@ fn oracle_reference() {
                 .unwrap_or_else(|e| panic!("{id} by {way}: {e}"))
                 .into_iter()
                 .collect();
-            let expected = named("outputs");
-            let names: Vec<_> = outputs.keys().collect();
-            assert_eq!(
-                names,
-                expected.keys().collect::<Vec<_>>(),
-                "{id} by {way}: outputs"
-            );
+            let mut expected = named("outputs");
+            let captures = captures(spec, &mut expected);
+            if !captures.is_empty() {
+                judge_captures(case, id, &captures);
+            }
+            let names: Vec<_> = outputs.keys().map(String::as_str).collect();
+            let mut ports: Vec<_> = expected.keys().map(|n| port_of(n)).collect();
+            ports.dedup();
+            assert_eq!(names, ports, "{id} by {way}: outputs");
             for (port, want) in &expected {
                 let exact = case["outputs_f32_from_same_inputs"][port].as_str();
                 let exact = exact.map(|n| &tensors[n]);
                 assert!(exact.is_some() == bf16_case, "{id}: out_f32");
                 worst.check(
                     &format!("{id} by {way}, {port}"),
-                    &outputs[port],
+                    &outputs[port_of(port)],
                     want,
                     exact,
                 );
@@ -269,38 +293,88 @@ fn oracle_reference() {
     );
 }
 
+fn port_of(name: &str) -> &str {
+    name.strip_suffix("_conv").unwrap_or(name)
+}
+
+/// Whether a weight belongs to a slot of the entry; else it is a host module's.
+fn declares(spec: &Spec, weight: &str) -> bool {
+    let sources = spec.declared_sources();
+    sources.iter().any(|(s, _)| s.slot && s.name == weight)
+}
+
+/// Outputs that the boundary does not have: what the host made at each turn of a loop, in order.
+fn captures(spec: &Spec, outputs: &mut BTreeMap<String, Tensor>) -> Vec<Tensor> {
+    let turn = |name: &str| -> Option<usize> {
+        let declared = spec.outputs.iter().any(|p| p.name == name);
+        if declared {
+            return None;
+        }
+        name.strip_prefix("capture_")?.parse().ok()
+    };
+    let mut found: Vec<(usize, Tensor)> = outputs
+        .iter()
+        .filter_map(|(n, t)| Some((turn(n)?, t.clone())))
+        .collect();
+    outputs.retain(|n, _| turn(n).is_none());
+    found.sort_by_key(|(n, _)| *n);
+    found.into_iter().map(|(_, t)| t).collect()
+}
+
+/// `params.verdict.static`: whether all turns agree with the first.
+fn judge_captures(case: &Value, id: &str, captures: &[Tensor]) {
+    let params = &case["params"];
+    let number = |key: &str| {
+        params[key]
+            .as_f64()
+            .unwrap_or_else(|| panic!("{id}: {key}"))
+    };
+    let tolerance = Tolerance {
+        rtol: number("rtol"),
+        atol: number("atol"),
+    };
+    assert_eq!(
+        Some(captures.len() as u64),
+        params["captures"].as_u64(),
+        "{id}"
+    );
+    let verdict = invariance(captures, tolerance, 2).expect(id);
+    let want = params["verdict"]["static"].as_bool().expect(id);
+    assert_eq!(verdict.is_static(), want, "{id}: {verdict:?}");
+}
+
 /// The rest of the call is made right, so that only the named fault can be the reason.
 fn refused(spec: &Spec, case: &Value) {
     let id = case["id"].as_str().unwrap_or("?");
-    let given: Shapes = map(&case["shapes"])
-        .into_iter()
-        .map(|(k, v)| (k.clone(), shape(v)))
-        .collect();
-    let mut dims = Dims::new();
-    let sources = spec.declared_sources();
-    for (s, _) in &sources {
-        for (d, n) in s.dims.iter().zip(given.get(&s.name).into_iter().flatten()) {
-            if let DimExpr::Symbol(symbol) = d {
-                dims.entry(symbol.clone()).or_insert(*n);
-            }
-        }
-    }
-    for d in sources.iter().flat_map(|(s, _)| &s.dims) {
-        if let DimExpr::Symbol(symbol) = d {
-            dims.entry(symbol.clone()).or_insert(4);
-        }
+    let mut variant = variant(case);
+    for (name, axis) in spec.variants.iter().filter(|(_, a)| a.host) {
+        let usual = axis.default.as_ref().or_else(|| axis.values.keys().next());
+        variant
+            .entry(name.clone())
+            .or_insert(usual.expect("a value").clone());
     }
     let mut feed = Feed {
         params: params(case),
         ..Feed::default()
     };
+    let given: Shapes = map(&case["shapes"])
+        .into_iter()
+        .map(|(k, v)| (k.clone(), shape(v)))
+        .collect();
+    let sources = spec.declared_sources();
+    let dims = completed(spec, &variant, &feed.params, &given, &sources);
+    // What every call needs and an attribute does not default to.
     feed.params
         .entry("eps".into())
         .or_insert(AttrValue::Float(1e-6));
+    let expect = case["expect"].as_str().expect("expect");
     for (s, must) in &sources {
         let shape: Option<Vec<usize>> = match given.get(&s.name) {
             Some(shape) => Some(shape.clone()),
-            None if *must => s.dims.iter().map(|d| dim_size(d, &dims)).collect(),
+            // An input that only some axes need is no fault of the call.
+            None if *must || !s.slot && expect != "missing_input" => {
+                s.dims.iter().map(|d| dim_size(d, &dims)).collect()
+            }
             None => None,
         };
         let Some(shape) = shape else { continue };
@@ -311,14 +385,7 @@ fn refused(spec: &Spec, case: &Value) {
             feed.inputs.insert(s.name.clone(), t);
         }
     }
-    let mut variant = variant(case);
-    for (name, axis) in spec.variants.iter().filter(|(_, a)| a.host) {
-        let usual = axis.default.as_ref().or_else(|| axis.values.keys().next());
-        variant
-            .entry(name.clone())
-            .or_insert(usual.expect("a value").clone());
-    }
-    let expect = case["expect"].as_str().expect("expect");
+    feed.calls = roles::identities(spec);
     for (way, outcome) in [
         ("reference", spec.call_reference(&variant, &feed)),
         ("dataflow", spec.call_dataflow(&variant, &feed)),
@@ -326,11 +393,99 @@ fn refused(spec: &Spec, case: &Value) {
         let kind = match outcome {
             Ok(_) => panic!("{id} by {way}: accepted, expected {expect}"),
             Err(CatalogError::RankMismatch { .. } | CatalogError::DimConflict { .. }) => {
-                "shape_mismatch"
+                "shape_mismatch".to_string()
             }
-            Err(e) => e.code(),
+            Err(e) => e.code().to_string(),
         };
         assert_eq!(kind, expect, "{id} by {way}");
+    }
+}
+
+/// Sizes of all symbols: those the case gives, in its shapes and params; those that a constraint defines (`S ==
+/// EXPR`); the others are 4.
+fn completed(
+    spec: &Spec,
+    variant: &BTreeMap<String, String>,
+    params: &Attrs,
+    given: &Shapes,
+    sources: &[(Source, bool)],
+) -> Dims {
+    let mut known = Completed::default();
+    for (symbol, param) in &spec.symbols {
+        if let Some(AttrValue::Int(n)) = params.get(param) {
+            known
+                .0
+                .insert(symbol.clone(), usize::try_from(*n).expect("a size"));
+        }
+    }
+    for (s, _) in sources {
+        let Some(shape) = given.get(&s.name) else {
+            continue;
+        };
+        for (d, n) in s.dims_for(shape.len()).iter().zip(shape) {
+            if let DimExpr::Symbol(symbol) = d {
+                known.0.entry(symbol.clone()).or_insert(*n);
+            }
+        }
+    }
+    let applies = spec.constraints.iter().filter(|c| c.applies(variant));
+    let mut defined: Vec<(String, Expr)> = Vec::new();
+    applies.for_each(|c| definitions(&c.that, &mut defined));
+    for d in sources.iter().flat_map(|(s, _)| &s.dims) {
+        if let DimExpr::Symbol(symbol) = d {
+            if defined.iter().all(|(s, _)| s != symbol) {
+                known.0.entry(symbol.clone()).or_insert(4);
+            }
+        }
+    }
+    for (symbol, e) in &defined {
+        if known.0.contains_key(symbol) || spec.symbols.contains_key(symbol) {
+            continue;
+        }
+        // A fault elsewhere may leave it without a value; then its size is not what is judged.
+        let n = eval_int(e, &known)
+            .ok()
+            .and_then(|n| usize::try_from(n).ok());
+        known.0.insert(symbol.clone(), n.unwrap_or(4));
+    }
+    known.0
+}
+
+/// Symbols that stand alone on the left of an equation that must hold; of alternatives, the first.
+fn definitions(that: &Expr, found: &mut Vec<(String, Expr)>) {
+    match that {
+        Expr::Binary(BinaryOp::And, a, b) => [a, b].iter().for_each(|e| definitions(e, found)),
+        Expr::Binary(BinaryOp::Or, a, _) => definitions(a, found),
+        Expr::Binary(BinaryOp::Eq, a, b) => {
+            if let Expr::Symbol(s) = &**a {
+                found.push((s.clone(), (**b).clone()));
+            }
+        }
+        _ => {}
+    }
+}
+
+#[derive(Default)]
+struct Completed(Dims);
+
+impl Facts for Completed {
+    fn symbol(&self, name: &str) -> Option<Datum> {
+        self.0.get(name).map(|n| Datum::Int(*n as i64))
+    }
+    fn has_role(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+    fn fact(&self, _: &str, _: Fact) -> Option<Datum> {
+        None
+    }
+    fn param_dims(&self, _: &str, _: &str) -> Option<Vec<usize>> {
+        None
+    }
+    fn attr(&self, _: &str, _: &str) -> Option<Datum> {
+        None
+    }
+    fn conditioned(&self, _: &str) -> bool {
+        false
     }
 }
 

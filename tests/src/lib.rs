@@ -55,6 +55,7 @@ pub fn structures(plugins: &Path) -> Command {
     command
         .env("STRUCTURES_PLUGIN_PATH", plugins)
         .env_remove("STRUCTURES_ADD_PLUGIN_PATH")
+        .env_remove("STRUCTURES_BINDING_PATH")
         .env("STRUCTURES_CACHE_DIR", build_dir().join("test-cache"))
         .env("STRUCTURES_DEMO_MODEL", demo())
         .env_remove("STRUCTURES_SCANNER")

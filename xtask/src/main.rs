@@ -1,10 +1,11 @@
-//! Tasks of the repository: `cargo xtask demo`, `cargo xtask test`, `cargo xtask fetch-model NAME`.
+//! Tasks of the repository: `cargo xtask demo`, `cargo xtask test`, `cargo xtask fuzz`, `cargo xtask fetch-model NAME`.
 //!
 //! Everything a newcomer needs beyond a Rust toolchain and a C compiler is done here or said to be missing with the
 //! reason. A step that cannot run is printed as skipped, never silently left out.
 
 mod demo;
 mod fetch;
+mod fuzz;
 mod run;
 mod test;
 
@@ -30,6 +31,12 @@ const TASKS: &[Task] = &[
         usage: "test [--real]",
         about: "fmt, clippy, deny, doc tests and every test; --real adds the real-model tests",
         run: test::run,
+    },
+    Task {
+        name: "fuzz",
+        usage: "fuzz [SECONDS]",
+        about: "feed the loaders mutated documents, 300 s by default",
+        run: fuzz::run,
     },
     Task {
         name: "fetch-model",

@@ -20,6 +20,10 @@ pub trait Facts {
     fn attr(&self, role: &str, name: &str) -> Option<Datum>;
     /// Forward takes `cond`, `temb`, `emb` or `c`, or two or more positional arguments.
     fn conditioned(&self, role: &str) -> bool;
+    /// Forward takes a parameter of this name. Where nobody has a forward, none does.
+    fn takes(&self, _role: &str, _name: &str) -> bool {
+        false
+    }
 }
 
 /// A value of an expression.
@@ -126,6 +130,10 @@ pub fn eval(e: &Expr, facts: &dyn Facts) -> Result<Datum, EvalError> {
         Expr::If(a, b, c) => eval(if eval_bool(a, facts)? { b } else { c }, facts),
         Expr::Has(path) => Ok(Datum::Bool(has(path, facts))),
         Expr::Conditioned(r) => Ok(Datum::Bool(facts.has_role(r) && facts.conditioned(r))),
+        Expr::Takes(r, names) => {
+            let one = |n: &String| facts.takes(r, n);
+            Ok(Datum::Bool(facts.has_role(r) && names.iter().any(one)))
+        }
         Expr::Fact(r, fact) => facts.fact(r, *fact).ok_or_else(absent),
         Expr::ParamDim(r, p, i) => facts
             .param_dims(r, p)
@@ -270,6 +278,9 @@ mod tests {
         fn conditioned(&self, _: &str) -> bool {
             true
         }
+        fn takes(&self, _: &str, name: &str) -> bool {
+            name == "temb"
+        }
     }
 
     fn run(text: &str) -> Result<Datum, EvalError> {
@@ -285,6 +296,7 @@ mod tests {
         yes("has(q) and has(q.weight) and not has(q.bias) and not has(k) and not has(k.weight)");
         yes("has(q.attr.heads) and not has(q.attr.scale) and not has(k.attr.heads)");
         yes("conditioned(q) and not conditioned(k)");
+        yes("takes(q, 'x', 'temb') and not takes(q, 'x') and not takes(k, 'temb')");
         yes("q.name in ['q_proj', 'q'] and not (q.out in [4, 6])");
         yes("if has(k) then k.in == 1 else 2 * q.in == 24");
         yes("has(k) and k.in == 1 or D >= 12 and D <= 12 and D > 11 and D < 13 and D != 5");

@@ -367,6 +367,23 @@ impl Parser<'_> {
                 self.need_sign(")")?;
                 Ok(Expr::Conditioned(role))
             }
+            Token::Word(w) if w == "takes" => {
+                self.next();
+                self.need_sign("(")?;
+                let role = self.name("a role")?;
+                let mut names = Vec::new();
+                while names.is_empty() || !self.is_sign(")") {
+                    self.need_sign(",")?;
+                    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+                    match self.peek().clone() {
+                        Token::Text(name) if name.chars().all(word) => names.push(name),
+                        _ => return Err(self.fail("the name of a parameter, in quotes")),
+                    }
+                    self.next();
+                }
+                self.need_sign(")")?;
+                Ok(Expr::Takes(role, names))
+            }
             Token::Word(w) if !RESERVED.contains(&w.as_str()) => {
                 self.next();
                 if self.take_sign(".") {
@@ -438,7 +455,8 @@ mod tests {
 
     fn name() -> impl Strategy<Value = String> {
         "[A-Za-z_][A-Za-z0-9_]{0,5}".prop_filter("reserved", |w| {
-            !RESERVED.contains(&w.as_str()) && !["has", "conditioned"].contains(&w.as_str())
+            !RESERVED.contains(&w.as_str())
+                && !["has", "conditioned", "takes"].contains(&w.as_str())
         })
     }
 
@@ -456,6 +474,8 @@ mod tests {
             (name(), param()).prop_map(|(r, p)| Expr::Has(format!("{r}.{p}"))),
             (name(), name()).prop_map(|(r, p)| Expr::Has(format!("{r}.attr.{p}"))),
             name().prop_map(Expr::Conditioned),
+            (name(), prop::collection::vec("[a-z_]{1,5}", 1..3))
+                .prop_map(|(r, n)| Expr::Takes(r, n)),
             (
                 name(),
                 prop_oneof![
@@ -564,6 +584,11 @@ mod tests {
             "and",
             "a.b.c.d",
             "has(a.b.c)",
+            "takes(a)",
+            "takes(a, b)",
+            "takes(a, 'b'",
+            "takes(a, 'b' 'c')",
+            "takes(a, \"it's\")",
             "",
         ] {
             assert!(parse(bad).is_err(), "{bad}");

@@ -7,8 +7,11 @@ use structures_graph::{AttrValue, OpKind};
 
 use crate::document::Node;
 use crate::error::CatalogError;
+use crate::expr::Expr;
 use crate::names;
-use crate::spec::{AttrDecl, Dataflow, OpDecl, SpanDecl};
+use crate::spec::{AttrDecl, Dataflow, DimAttr, DimExpr, OpDecl, SpanDecl};
+
+use super::boundary::dims;
 
 pub(super) fn dataflow(node: &Node) -> Result<Dataflow, CatalogError> {
     let f = node.fields(&["spans", "ops"])?;
@@ -40,7 +43,8 @@ pub(super) fn dataflow(node: &Node) -> Result<Dataflow, CatalogError> {
 
 fn op(node: &Node) -> Result<OpDecl, CatalogError> {
     let f = node.fields(&[
-        "let", "op", "in", "attrs", "as", "when", "needs", "for", "anchor", "refuse",
+        "let", "op", "in", "attrs", "dims", "as", "when", "needs", "for", "anchor", "shared",
+        "refuse",
     ])?;
     let kind = kind(f.need("op")?)?;
     let lets = f.need("let")?.texts()?;
@@ -62,19 +66,15 @@ fn op(node: &Node) -> Result<OpDecl, CatalogError> {
         Some((_, "f32")) => true,
         Some((n, other)) => return Err(n.invalid(format!("expected f32, found `{other}`"))),
     };
-    let mut when = BTreeMap::new();
-    if let Some(n) = f.get("when") {
-        for (axis, n) in n.entries()? {
-            let values = n.texts()?;
-            if values.is_empty() {
-                return Err(n.invalid("expected a value"));
-            }
-            when.insert(axis, values);
-        }
-    }
+    let when = f.get("when").map_or(Ok(BTreeMap::new()), super::when)?;
     let refuse = f.get("refuse").map(|n| n.text().map(str::to_string));
+    let views = match f.get("dims") {
+        None => Vec::new(),
+        Some(n) => views(n, lets.len())?,
+    };
     Ok(OpDecl {
         lets,
+        views,
         op: kind,
         inputs,
         attrs,
@@ -83,6 +83,7 @@ fn op(node: &Node) -> Result<OpDecl, CatalogError> {
         needs: f.get("needs").map_or(Ok(Vec::new()), Node::names)?,
         repeat,
         anchor: f.flag("anchor")?,
+        shared: f.flag("shared")?,
         refuse: refuse.transpose()?,
     })
 }
@@ -131,6 +132,9 @@ fn result_count(
     let expected = match (kind, attrs.get("n"), attrs.get("sizes")) {
         (OpKind::Chunk, Some(AttrDecl::Literal(AttrValue::Int(n))), _) => *n,
         (OpKind::Split, _, Some(AttrDecl::Literal(AttrValue::List(l)))) => l.len() as i64,
+        (OpKind::Split, _, Some(AttrDecl::Dims(d))) => d.exprs().len() as i64,
+        // As many as what the host runs there makes.
+        (OpKind::Call, _, _) if !lets.is_empty() => return Ok(()),
         (OpKind::Chunk | OpKind::Split, _, _) => return Ok(()),
         (OpKind::GatedDelta, _, _) => 2,
         _ => 1,
@@ -173,7 +177,30 @@ fn attrs(
     Ok(attrs)
 }
 
+// What results are reshaped to: one list of dims, or a list of them with `~` for a result left as it is.
+fn views(n: &Node, results: usize) -> Result<Vec<Option<Vec<DimExpr>>>, CatalogError> {
+    let items = n.items()?;
+    let nested = |i: &Node| i.value().is_sequence() || i.value().is_null();
+    if results == 1 && !items.iter().any(nested) {
+        return Ok(vec![Some(dims(n)?)]);
+    }
+    if items.len() != results {
+        let found = items.len();
+        return Err(n.invalid(format!(
+            "expected a list of dims for each of {results} results, found {found}"
+        )));
+    }
+    let one = |i: &Node| match i.value().is_null() {
+        true => Ok(None),
+        false => dims(i).map(Some),
+    };
+    items.iter().map(one).collect()
+}
+
 fn attr(n: &Node, index: Option<&str>) -> Result<AttrDecl, CatalogError> {
+    if let Some(dims) = dim_attr(n)? {
+        return Ok(AttrDecl::Dims(dims));
+    }
     if let Some(text) = n.value().as_str() {
         if let Some(param) = text.strip_prefix('$') {
             return match names::is_symbol(param) && !param.contains('<') {
@@ -189,6 +216,31 @@ fn attr(n: &Node, index: Option<&str>) -> Result<AttrDecl, CatalogError> {
         }
     }
     literal(n).map(AttrDecl::Literal)
+}
+
+// `=EXPR`, or a list with at least one of them, whole numbers between.
+fn dim_attr(n: &Node) -> Result<Option<DimAttr>, CatalogError> {
+    let computed = |n: &Node| -> Result<Option<Expr>, CatalogError> {
+        let text = n.value().as_str().and_then(|t| t.strip_prefix('='));
+        text.map(|t| super::parsed(n, t)).transpose()
+    };
+    if let Some(e) = computed(n)? {
+        return Ok(Some(DimAttr::One(e)));
+    }
+    if !n.value().is_sequence() {
+        return Ok(None);
+    }
+    let items = n.items()?;
+    let marked = |i: &Node| i.value().as_str().is_some_and(|t| t.starts_with('='));
+    if !items.iter().any(marked) {
+        return Ok(None);
+    }
+    let one = |i: &Node| match computed(i)? {
+        Some(e) => Ok(e),
+        None => i.int().map(Expr::Int),
+    };
+    let list = items.iter().map(one).collect::<Result<_, CatalogError>>()?;
+    Ok(Some(DimAttr::List(list)))
 }
 
 fn literal(n: &Node) -> Result<AttrValue, CatalogError> {

@@ -3,7 +3,8 @@
 use indexmap::IndexMap;
 use structures_graph::Layout;
 
-use super::{expr, layout};
+use super::boundary::layout;
+use super::expr;
 use crate::document::Node;
 use crate::error::CatalogError;
 use crate::names;

@@ -38,6 +38,9 @@ pub struct Global {
     /// Directory with more structures (repeatable).
     #[arg(long, global = true, value_name = "DIR")]
     pub catalog: Vec<PathBuf>,
+    /// Directory with more binding files (repeatable).
+    #[arg(long, global = true, value_name = "DIR")]
+    pub bindings: Vec<PathBuf>,
     /// Threads of both arms; default: the cores this process may use.
     #[arg(long, global = true, value_name = "N", env = "STRUCTURES_THREADS")]
     pub threads: Option<usize>,
@@ -70,6 +73,12 @@ pub enum Command {
         /// Default: list.
         #[command(subcommand)]
         action: Option<CatalogAction>,
+    },
+    /// Binding files, the manifest of one, or a check of some.
+    Bindings {
+        /// Default: list.
+        #[command(subcommand)]
+        action: Option<BindingsAction>,
     },
     /// Seams and refusals of a model; reads headers only.
     Discover(DiscoverArgs),
@@ -123,6 +132,34 @@ pub enum CatalogAction {
     Verify {
         /// A directory of structures to check beside the built-in ones.
         dir: Option<PathBuf>,
+    },
+}
+
+/// `bindings ...`
+#[derive(Subcommand, Debug)]
+pub enum BindingsAction {
+    /// All bindings.
+    List {
+        /// Only those about this structure.
+        #[arg(long, value_name = "NAME")]
+        structure: Option<String>,
+    },
+    /// The manifest of one binding.
+    Show {
+        /// Its name.
+        name: String,
+        /// Refuse a pipeline binding without a coverage contract.
+        #[arg(long)]
+        require_coverage: bool,
+    },
+    /// Check binding files: every one is reported.
+    Validate {
+        /// Files, or directories of *.yaml files.
+        #[arg(required = true)]
+        paths: Vec<PathBuf>,
+        /// Refuse pipeline bindings without a coverage contract.
+        #[arg(long)]
+        require_coverage: bool,
     },
 }
 

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
+use serde_json::{Map, Value as Json};
 use structures::Error;
+use structures_bindings::BindingError;
 use structures_graph::GraphError;
 use structures_models::ModelError;
 
@@ -17,6 +19,8 @@ pub struct Failure {
     pub message: String,
     /// What to do.
     pub help: String,
+    /// More members of the JSON document, such as the rule a file breaks.
+    pub more: Map<String, Json>,
 }
 
 impl Failure {
@@ -27,6 +31,7 @@ impl Failure {
             code: "usage".into(),
             message: message.into(),
             help: help.into(),
+            more: Map::new(),
         }
     }
 
@@ -58,10 +63,17 @@ impl Failure {
     }
 
     /// The JSON document of the contract.
-    pub fn document(&self) -> serde_json::Value {
-        serde_json::json!({"schema": 1, "error": {
-            "code": self.code, "message": self.message, "help": self.help,
-        }})
+    pub fn document(&self) -> Json {
+        let mut error = Map::new();
+        for (key, text) in [
+            ("code", &self.code),
+            ("message", &self.message),
+            ("help", &self.help),
+        ] {
+            error.insert(key.into(), Json::from(text.as_str()));
+        }
+        error.extend(self.more.clone());
+        serde_json::json!({"schema": 1, "error": error})
     }
 
     /// It failed.
@@ -71,6 +83,7 @@ impl Failure {
             code: code.into(),
             message: message.into(),
             help: help.into(),
+            more: Map::new(),
         }
     }
 }
@@ -103,12 +116,19 @@ const USAGE: &[&str] = &[
     "timing_invalid",
     "plugin_unknown",
     "pin_unknown",
+    "pin_invalid",
     "empty_prompt",
     "plugins_unreadable",
 ];
 
 /// Codes whose answer is no.
-const REFUSED: &[&str] = &["entry_unknown", "entry_retired", "statistic_unmeasurable"];
+const REFUSED: &[&str] = &[
+    "entry_unknown",
+    "entry_retired",
+    "binding_unknown",
+    "no_standalone_reference",
+    "statistic_unmeasurable",
+];
 
 /// Code -> what to do, beside what the message says itself.
 const HELP: &[(&str, &str)] = &[
@@ -126,6 +146,10 @@ const HELP: &[(&str, &str)] = &[
     ("samples_misaligned", "every sample must reach the same points; leave out those that do not"),
     ("entry_unknown", "`structures catalog list` shows what there is"),
     ("entry_retired", "the message says what replaces it; `structures catalog list` shows what there is"),
+    ("pin_invalid", "write NAME or NAME@VERSION"),
+    ("entry_name_mismatch", "a directory and the `name` of the entry in it are the same word: rename one"),
+    ("key_forbidden", "take the key out: what runs where is a plugin's form, never an entry"),
+    ("no_standalone_reference", "compare with the unmodified eager host under the same windows"),
     ("entry_invalid", "correct the document at the place the message names, or leave its --catalog directory out"),
     ("entry_unreadable", "check the path of --catalog"),
     ("statistic_unmeasurable", "another scheme measures it, or another form does without it"),
@@ -148,8 +172,16 @@ const HELP: &[(&str, &str)] = &[
     ("tensor", "configuration and weights must belong together: get both again"),
     ("non_finite", "the weights are damaged or diverged: get the checkpoint again"),
     ("tokenizer", "a model directory needs its tokenizer.json"),
-    ("binding_invalid", "correct the binding file where the message points"),
+    ("binding_invalid", "correct the binding file where the message points; docs/bindings.md has a row for each rule"),
+    ("binding_unknown", "`structures bindings list` shows what there is"),
+    ("binding_unreadable", "check the path of --bindings; binding files are *.yaml"),
 ];
+
+/// What to do about a code.
+pub fn help_of(code: &str) -> &'static str {
+    let line = HELP.iter().find(|(c, _)| *c == code);
+    line.map_or(HELP_OF_THE_REST, |(_, h)| h)
+}
 
 /// Where a code has no line above.
 const HELP_OF_THE_REST: &str =
@@ -165,14 +197,30 @@ impl From<Error> for Failure {
         } else {
             1
         };
-        let help = HELP.iter().find(|(c, _)| *c == code);
         Failure {
             exit,
             message: message(&e, &code),
-            help: help.map_or(HELP_OF_THE_REST, |(_, h)| h).into(),
+            help: help_of(&code).into(),
+            more: match &e {
+                Error::Binding(e) => rule(e),
+                _ => Map::new(),
+            },
             code,
         }
     }
+}
+
+/// The rule a binding breaks, and where.
+pub fn rule(e: &BindingError) -> Map<String, Json> {
+    let mut more = Map::new();
+    if let (Some(rule), Some(at)) = (e.rule(), e.place()) {
+        more.insert("sub_code".into(), Json::from(rule.sub_code()));
+        more.insert("kind".into(), Json::from(rule.kind()));
+        more.insert("file".into(), Json::from(at.file.as_str()));
+        more.insert("line".into(), Json::from(at.line));
+        more.insert("column".into(), Json::from(at.column));
+    }
+    more
 }
 
 /// The error's own words; for a seat in strict mode, which seat and which part of its contract.
@@ -200,6 +248,7 @@ macro_rules! through_error {
 
 through_error!(
     structures_catalog::CatalogError,
+    structures_bindings::BindingError,
     structures_models::ModelError,
     structures_graph::GraphError,
     structures_loader::LoaderError,

@@ -11,7 +11,7 @@ use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use structures_catalog::spec::{ConstFill, DimExpr, Slot};
 use structures_catalog::Spec;
 use structures_graph::session::{Install, Session};
-use structures_graph::{AttrValue, ValueId};
+use structures_graph::{AttrValue, Dim, ValueId};
 use structures_loader::{
     row_capacity, BindSpec, BoundForm, HostTensor, HostTensorMut, Plugin, PluginError, StatusKind,
 };
@@ -158,6 +158,7 @@ impl Bench<'_> {
             variant: &variant,
             params: &span.params,
             inputs,
+            row_axes: self.row_axes(span),
             outputs: present(&span.outputs).map(|(n, _)| n.to_string()).collect(),
         };
         match trial.run(form, &executable, &weights, &statistics, capacity) {
@@ -172,7 +173,7 @@ impl Bench<'_> {
             .iter()
             .find_map(|(_, v)| *v)
             .and_then(|v| match graph.value(v).dims.last() {
-                Some(structures_graph::Dim::Size(n)) => Some(*n),
+                Some(Dim::Size(n)) => Some(*n),
                 _ => None,
             })
             .unwrap_or(0);
@@ -256,6 +257,21 @@ impl Bench<'_> {
             }
         }
         Ok(found)
+    }
+
+    /// Where the rows of each input lie: the symbol nearest to the first input's channels, in every input that has it.
+    fn row_axes(&self, span: &LocatedSpan) -> Vec<Option<usize>> {
+        let graph = self.session.graph();
+        let dims = |v: &Option<ValueId>| v.map(|v| graph.value(v).dims.as_slice()).unwrap_or(&[]);
+        let first = span.inputs.iter().find(|(_, v)| v.is_some());
+        let rows = first.and_then(|(_, v)| {
+            let channels = dims(v).split_last().map_or(&[][..], |(_, lead)| lead);
+            channels.iter().rev().find(|d| matches!(d, Dim::Symbol(_)))
+        });
+        span.inputs
+            .iter()
+            .map(|(_, v)| rows.and_then(|rows| dims(v).iter().position(|d| d == rows)))
+            .collect()
     }
 
     /// What the host feeds the span.

@@ -1,5 +1,6 @@
 //! Errors of the doors. A refusal of one seam, unit or plugin is a value in the receipt; what is here ends the door.
 
+use structures_bindings::BindingError;
 use structures_catalog::CatalogError;
 use structures_graph::GraphError;
 use structures_loader::LoaderError;
@@ -12,6 +13,9 @@ pub enum Error {
     /// The catalog does not load or does not know an entry.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
+    /// A binding file breaks a rule, or none has the name asked for.
+    #[error(transparent)]
+    Binding(#[from] BindingError),
     /// The host path failed.
     #[error(transparent)]
     Graph(#[from] GraphError),
@@ -79,6 +83,7 @@ impl Error {
     pub fn code(&self) -> String {
         match self {
             Error::Catalog(e) => e.code().to_string(),
+            Error::Binding(e) => e.code().to_string(),
             Error::Graph(e) | Error::Model(ModelError::Graph(e)) => graph_code(e).into(),
             Error::Model(e) => e.code().to_string(),
             Error::Loader(e) => loader_code(e).into(),

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
+use structures_bindings::Bindings;
 use structures_catalog::Catalog;
 use structures_graph::session::Session;
 use structures_graph::{Graph, ModuleTree};
 use structures_loader::pool::Pool;
 use structures_loader::{Registry, ScanOptions};
-use structures_models::{Bindings, Description, Model};
+use structures_models::{Description, Model};
 use structures_plugin_api::describe::ProbeShapes;
 
 use crate::choose::{Choice, Pin};
@@ -25,6 +26,8 @@ pub struct HostOptions {
     pub plugins: Vec<PathBuf>,
     /// Directories of more structures.
     pub catalog: Vec<PathBuf>,
+    /// Directories of more binding files.
+    pub bindings: Vec<PathBuf>,
 }
 
 /// The host process.
@@ -35,24 +38,20 @@ pub struct Host {
     pub registry: Registry,
     /// Precision profiles.
     pub schemes: schemes::Registry,
-    /// Host families' binding files.
+    /// Binding files.
     pub bindings: Bindings,
 }
 
 impl Host {
     /// Loads the catalog and scans for plugins.
     pub fn open(options: &HostOptions) -> Result<Self, Error> {
-        Self::with_scan(&options.catalog, &ScanOptions::new(options.plugins.clone()))
+        Self::with_scan(options, &ScanOptions::new(options.plugins.clone()))
     }
 
-    /// As `open`, with a scan of the caller's choice.
-    pub fn with_scan(catalog_dirs: &[PathBuf], scan: &ScanOptions) -> Result<Self, Error> {
-        let catalog = open_catalog(catalog_dirs)?;
-        let bindings = Bindings::built_in()?;
-        bindings.check_structures(|name, version| match version {
-            Some(v) => catalog.get_version(name, v).is_ok(),
-            None => catalog.get(name).is_ok(),
-        })?;
+    /// As `open`, with a scan of the caller's choice instead of `options.plugins`.
+    pub fn with_scan(options: &HostOptions, scan: &ScanOptions) -> Result<Self, Error> {
+        let catalog = open_catalog(&options.catalog)?;
+        let bindings = Bindings::open(&options.bindings, &catalog)?;
         let registry = Registry::scan(scan)?;
         Ok(Host {
             catalog,
@@ -171,7 +170,7 @@ impl Host {
 
     /// Sites of a model.
     pub fn survey(&self, model: &Loaded, only: &[String]) -> Result<Survey<'_>, Error> {
-        survey_with(
+        survey_headers(
             &self.catalog,
             &self.bindings,
             &model.model.description,
@@ -202,14 +201,6 @@ impl Host {
 /// Sites of a model described from its headers; needs no plugin.
 pub fn survey_headers<'c>(
     catalog: &'c Catalog,
-    description: &Description,
-    only: &[String],
-) -> Result<Survey<'c>, Error> {
-    survey_with(catalog, &Bindings::built_in()?, description, only)
-}
-
-fn survey_with<'c>(
-    catalog: &'c Catalog,
     bindings: &Bindings,
     description: &Description,
     only: &[String],
@@ -218,12 +209,10 @@ fn survey_with<'c>(
         catalog.get(name)?;
     }
     let (mut bound, mut contradicted) = (Vec::new(), Vec::new());
-    for extra in description.extra_seams(bindings)? {
-        let spec = match extra.version {
-            Some(v) => catalog.get_version(&extra.structure, v)?,
-            None => catalog.get(&extra.structure)?,
-        };
-        match crate::bound_seam::seam(spec, &description.tree, &extra) {
+    let facts = crate::bound_seam::ModelFacts(description);
+    for placed in bindings.place(&description.config.model_type, &facts)? {
+        let spec = catalog.get_version(&placed.structure, placed.version)?;
+        match crate::bound_seam::seam(spec, &description.tree, &placed) {
             Ok(seam) => bound.push(seam),
             Err(refusal) => contradicted.push(note("discover", &refusal)),
         }

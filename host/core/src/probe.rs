@@ -3,13 +3,14 @@
 //! *Declared* is the document: structure, version, variant, dims, rows. *Probed* is the plugin's own answer at these
 //! shapes. *Launched* is a bind on seeded weights and one run on seeded inputs, compared with the reference.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use candle_core::{Device, Tensor};
 use serde::Serialize;
-use structures_catalog::spec::{AttrDecl, DimExpr, Source};
-use structures_catalog::Spec;
-use structures_graph::{AttrValue, Attrs, Layout};
+use structures_catalog::spec::{DimExpr, SpanDecl};
+use structures_catalog::verify::{key_count, patterns, Case, Setting, Settled};
+use structures_catalog::{dim_size, Spec};
+use structures_graph::{Attrs, Layout};
 use structures_loader::Plugin;
 use structures_plugin_api::describe::{BindParams, Entries, FormDecl, ProbeShapes};
 
@@ -151,6 +152,13 @@ fn one(
     }
     let variant = variant(spec, form);
     shapes.variant.clone_from(&variant);
+    if let Some(s) = form.statistics.iter().find(|s| s.statistic == "content") {
+        let reason = format!(
+            "the form is bound to stored content at `{}`, which a probe does not have",
+            s.point
+        );
+        return refuse(row, "statistic_missing", reason);
+    }
     let sized = match Shaped::new(spec, form, &variant, &shapes.dims, &options.dims, rows) {
         Ok(s) => s,
         Err(reason) => return refuse(row, "dims_inconsistent", reason),
@@ -216,6 +224,9 @@ struct Shaped {
     params: Attrs,
     weights: Vec<(String, Layout, Vec<usize>)>,
     inputs: Vec<(String, Option<Vec<usize>>)>,
+    /// Inputs that hold one number: how many keys are valid.
+    counts: BTreeMap<String, usize>,
+    row_axes: Vec<Option<usize>>,
     outputs: Vec<String>,
 }
 
@@ -226,6 +237,7 @@ struct Seeded {
     params: Attrs,
     weights: Vec<NamedWeight>,
     inputs: Vec<(String, Option<Tensor>)>,
+    row_axes: Vec<Option<usize>>,
     outputs: Vec<String>,
 }
 
@@ -241,92 +253,131 @@ impl Shaped {
         if rows == 0 || asked.values().any(|n| *n == 0) {
             return Err("expected rows and sizes of at least 1, found 0".into());
         }
-        // Optional tensors are left out, except those the first two of a repeated slot stand for.
-        let required = |name: &str| {
-            let optional = spec.weights.iter().any(|s| s.name == name && s.optional)
-                || spec.inputs.iter().any(|p| p.name == name && p.optional);
-            let repeated = name
-                .rsplit_once('_')
-                .and_then(|(_, i)| i.parse::<usize>().ok());
-            let slot_optional = spec
-                .weights
-                .iter()
-                .any(|s| s.optional && s.name.contains("<i>") && expands(&s.name, name));
-            !optional && !slot_optional && repeated.is_none_or(|i| i < 2)
-        };
-        let plain = spec.expand(variant, &required).map_err(|e| e.to_string())?;
-        let span = form
-            .spans
-            .iter()
-            .find_map(|name| plain.spans.iter().find(|s| s.name == *name))
-            .ok_or_else(|| format!("none of the spans {:?} exists here", form.spans))?;
-        let mut dims: BTreeMap<String, u64> = BTreeMap::new();
-        let mut size = |symbol: &str| -> u64 {
-            let n = asked
+        let symbols = symbols(spec);
+        if let Some(unknown) = asked.keys().find(|s| !symbols.contains(s.as_str())) {
+            let known: Vec<&str> = symbols.into_iter().collect();
+            return Err(format!(
+                "`{}` has no symbol `{unknown}`; expected one of {}",
+                spec.name,
+                known.join(", ")
+            ));
+        }
+        let row = row_symbol(spec);
+        let mut wanted = BTreeMap::new();
+        for symbol in symbols {
+            let size = match asked
                 .get(symbol)
-                .copied()
-                .or_else(|| admitted.get(symbol).copied().filter(|n| *n > 1))
-                .unwrap_or(DEFAULT_DIM);
-            dims.insert(symbol.into(), n);
-            n
-        };
-        let mut shape = |source: &Source| -> Result<Vec<usize>, String> {
-            source
-                .dims
-                .iter()
-                .enumerate()
-                .map(|(axis, d)| match d {
-                    DimExpr::Literal(n) => Ok(*n),
-                    // The leading dim of a boundary tensor is its rows.
-                    DimExpr::Symbol(_) if !source.slot && axis + 1 < source.dims.len() => {
-                        whole(rows)
-                    }
-                    DimExpr::Symbol(s) => whole(size(s)),
-                    DimExpr::Derived(_) => Err(format!(
-                        "`{}` has a derived dim; give a model instead",
-                        source.name
-                    )),
-                })
-                .collect()
-        };
-        let mut weights = Vec::new();
-        let mut inputs = Vec::new();
-        for source in plain.sources.iter().filter(|s| s.slot) {
-            weights.push((source.name.clone(), source.layout, shape(source)?));
-        }
-        for name in &span.inputs {
-            let source = plain.sources.iter().find(|s| s.name == *name);
-            let dims = match source {
-                Some(s) => Some(shape(s)?),
-                None if spec.inputs.iter().any(|p| p.name == *name) => None,
-                // An interior value: as wide as the first boundary input.
-                None => {
-                    let first = plain.sources.iter().find(|s| !s.slot);
-                    let first = first.ok_or_else(|| format!("input `{name}` has no shape"))?;
-                    Some(shape(first)?)
-                }
+                .or_else(|| admitted.get(symbol).filter(|n| **n > 1))
+            {
+                Some(n) => whole(*n)?,
+                None if Some(symbol) == row.as_deref() => whole(rows)?,
+                None if is_width(spec, symbol) => whole(DEFAULT_DIM)?,
+                None => continue,
             };
-            inputs.push((name.clone(), dims));
+            wanted.insert(symbol.to_string(), size);
         }
-        let mut params = Attrs::new();
-        for op in &spec.dataflow.ops {
-            for (attr, decl) in &op.attrs {
-                if let AttrDecl::Capture(name) = decl {
-                    if attr.ends_with("eps") {
-                        params.insert(name.clone(), AttrValue::Float(1e-5));
-                    }
-                }
+        // The barest set of optional and repeated tensors with which one of the form's spans can run.
+        let mut sets = patterns(spec);
+        sets.sort_by_key(BTreeSet::len);
+        let mut why = format!("none of the spans {:?} exists here", form.spans);
+        for present in &sets {
+            let case = Case {
+                spec,
+                axes: variant,
+                present,
+                shape: 0,
+                setting: Setting::Default,
+                wanted: &wanted,
+            };
+            match case.settle() {
+                Ok(Some(settled)) => match Self::settled(form, settled, asked, row.as_deref()) {
+                    Ok(Some(shaped)) => return Ok(shaped),
+                    Ok(None) => {}
+                    Err(reason) => why = reason,
+                },
+                Ok(None) => {}
+                Err(e) => why = e.to_string(),
             }
         }
-        let (span, outputs) = (span.name.clone(), span.outputs.clone());
-        Ok(Shaped {
+        Err(why)
+    }
+
+    /// The widest span of the form that has everything it reads; `None` when none has.
+    fn settled(
+        form: &FormDecl,
+        settled: Settled,
+        asked: &BTreeMap<String, u64>,
+        row: Option<&str>,
+    ) -> Result<Option<Self>, String> {
+        let Settled {
+            plain,
+            sources,
+            params,
             dims,
-            span,
+        } = settled;
+        for (symbol, n) in asked {
+            match dims.get(symbol) {
+                Some(found) if *found as u64 == *n => {}
+                Some(found) => {
+                    return Err(format!(
+                        "{symbol} = {n} contradicts the other sizes, which ask for {found}"
+                    ))
+                }
+                None => {}
+            }
+        }
+        let complete = |span: &&SpanDecl| {
+            plain.span_ops(span).iter().all(|o| {
+                let op = &plain.ops[*o];
+                let operands = op.kind.spec().operands.iter().zip(&op.inputs);
+                operands
+                    .clone()
+                    .all(|(o, n)| n.is_some() || o.ends_with('?'))
+                    && op.inputs.iter().flatten().all(|name| {
+                        plain.source(name).is_none() || sources.iter().any(|s| s.name == *name)
+                    })
+            })
+        };
+        let named = form.spans.iter().filter_map(|name| plain.span(name));
+        let Some(span) = named.clone().find(complete) else {
+            return Ok(None);
+        };
+        let values = plain.value_dims();
+        let shape = |name: &str, dims_of: &[DimExpr]| -> Result<Vec<usize>, String> {
+            let sizes: Option<Vec<usize>> = dims_of.iter().map(|d| dim_size(d, &dims)).collect();
+            sizes.ok_or_else(|| format!("`{name}` has dims without a size"))
+        };
+        let mut weights = Vec::new();
+        for source in sources.iter().filter(|s| s.slot) {
+            let dims = shape(&source.name, &source.dims)?;
+            weights.push((source.name.clone(), source.layout, dims));
+        }
+        let (mut inputs, mut row_axes) = (Vec::new(), Vec::new());
+        let mut counts = BTreeMap::new();
+        for name in &span.inputs {
+            let declared = sources.iter().find(|s| s.name == *name).map(|s| &s.dims);
+            let made = || values.get(name).filter(|_| plain.source(name).is_none());
+            let Some(of) = declared.or_else(made) else {
+                inputs.push((name.clone(), None));
+                row_axes.push(None);
+                continue;
+            };
+            let is_row =
+                |d: &DimExpr| matches!((d, row), (DimExpr::Symbol(s), Some(row)) if s == row);
+            row_axes.push(of.iter().position(is_row));
+            counts.extend(key_count(&plain, name, &dims).map(|n| (name.clone(), n)));
+            inputs.push((name.clone(), Some(shape(name, of)?)));
+        }
+        Ok(Some(Shaped {
+            span: span.name.clone(),
+            outputs: span.outputs.clone(),
+            dims: dims.iter().map(|(s, n)| (s.clone(), *n as u64)).collect(),
             params,
             weights,
             inputs,
-            outputs,
-        })
+            counts,
+            row_axes,
+        }))
     }
 
     /// Every tensor can be made: weights, inputs, and values inside as wide as the widest symbol.
@@ -369,10 +420,20 @@ impl Shaped {
                 })
             })
             .collect::<Result<Vec<_>, String>>()?;
+        let counts = self.counts;
         let inputs = self
             .inputs
             .into_iter()
-            .map(|(name, dims)| Ok((name, dims.map(|d| next(&d)).transpose()?)))
+            .map(|(name, dims)| {
+                let tensor = match (dims, counts.get(&name)) {
+                    (None, _) => None,
+                    (Some(dims), Some(n)) => Some(
+                        Tensor::full(*n as f32, dims, &Device::Cpu).map_err(|e| e.to_string())?,
+                    ),
+                    (Some(dims), None) => Some(next(&dims)?),
+                };
+                Ok((name, tensor))
+            })
             .collect::<Result<Vec<_>, String>>()?;
         Ok(Seeded {
             dims: self.dims,
@@ -380,6 +441,7 @@ impl Shaped {
             params: self.params,
             weights,
             inputs,
+            row_axes: self.row_axes,
             outputs: self.outputs,
         })
     }
@@ -394,6 +456,11 @@ impl Seeded {
         variant: &BTreeMap<String, String>,
         rows: u64,
     ) -> Result<Result<(), (String, String)>, Error> {
+        // A capacity counts all dims of the first input but its channels.
+        let first = self.inputs.iter().find_map(|(_, t)| t.as_ref());
+        let rows = first.map_or(rows, |t| {
+            (t.elem_count() / t.dims().last().copied().unwrap_or(1).max(1)) as u64
+        });
         // Seeded inputs lie in -1..1: that is their amax, at any point far enough for a launch.
         let statistics: BTreeMap<String, Vec<f32>> = form
             .statistics
@@ -443,6 +510,7 @@ impl Seeded {
             variant,
             params: &self.params,
             inputs: self.inputs.clone(),
+            row_axes: self.row_axes.clone(),
             outputs: self.outputs.clone(),
         };
         let verdict = trial.run(form, &bound, &self.weights, &statistics, rows)?;
@@ -450,12 +518,38 @@ impl Seeded {
     }
 }
 
-fn expands(template: &str, name: &str) -> bool {
-    template.split_once("<i>").is_some_and(|(head, tail)| {
-        name.strip_prefix(head)
-            .and_then(|rest| rest.strip_suffix(tail))
-            .is_some_and(|i| i.parse::<usize>().is_ok())
-    })
+/// Every symbol of boundary and slots.
+fn symbols(spec: &Spec) -> BTreeSet<&str> {
+    let of = |d: &DimExpr| matches!(d, DimExpr::Symbol(_));
+    let ports = spec.inputs.iter().map(|p| &p.dims);
+    let slots = spec.weights.iter().map(|s| &s.dims);
+    let plain = ports.chain(slots).flatten().filter(|d| of(d));
+    let named = plain.filter_map(|d| match d {
+        DimExpr::Symbol(s) => Some(s.as_str()),
+        _ => None,
+    });
+    named
+        .chain(spec.symbols.keys().map(String::as_str))
+        .collect()
+}
+
+/// What rows are counted by: the leading dim of a matrix, the second one of anything larger, as the first output has it.
+fn row_symbol(spec: &Spec) -> Option<String> {
+    let dims = &spec.outputs.first()?.dims;
+    match dims.get(usize::from(dims.len() > 2))? {
+        DimExpr::Symbol(s) => Some(s.clone()),
+        _ => None,
+    }
+}
+
+/// Whether a symbol is the last dim of an input or a dim of a matrix: as wide as layers are.
+fn is_width(spec: &Spec, symbol: &str) -> bool {
+    let is = |d: &DimExpr| matches!(d, DimExpr::Symbol(s) if s == symbol);
+    spec.inputs.iter().any(|p| p.dims.last().is_some_and(is))
+        || spec
+            .weights
+            .iter()
+            .any(|s| s.dims.len() == 2 && s.dims.iter().any(is))
 }
 
 fn whole(n: u64) -> Result<usize, String> {

@@ -39,7 +39,10 @@ pub struct Survey<'c> {
     pub refused: Vec<RefusalNote>,
 }
 
-/// Discovers and locates. `only` keeps the named structures; an empty list keeps all.
+/// A structure with this tag is a step that a caller takes by name, never one that a survey of everything takes.
+const EXPLICIT: &str = "explicit";
+
+/// Discovers and locates. `only` keeps the named structures; an empty list keeps all but those that want a name.
 pub fn survey<'c>(
     catalog: &'c Catalog,
     tree: &ModuleTree,
@@ -51,7 +54,10 @@ pub fn survey<'c>(
         .newest()
         .into_iter()
         .filter(|s| s.kind == Kind::Region)
-        .filter(|s| only.is_empty() || only.contains(&s.name))
+        .filter(|s| match only {
+            [] => s.tags.iter().all(|t| t != EXPLICIT),
+            named => named.contains(&s.name),
+        })
         .collect();
     let discovery = structures_seams::discover(tree, &specs);
     let mut survey = Survey::default();

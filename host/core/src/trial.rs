@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use candle_core::{DType, Device, Tensor};
+use structures_catalog::spec::Plain;
 use structures_catalog::{CatalogError, Feed, Spec};
 use structures_graph::{Attrs, Layout, OpKind};
 use structures_plugin_api::describe::{FormDecl, WeightFormat};
@@ -40,6 +41,8 @@ pub struct Trial<'a> {
     pub params: &'a Attrs,
     /// The span's inputs in order; `None` for an absent optional.
     pub inputs: Vec<(String, Option<Tensor>)>,
+    /// Along which dim an input's rows lie; `None` where it has none. As many as `inputs`.
+    pub row_axes: Vec<Option<usize>>,
     /// Outputs that are made, in order.
     pub outputs: Vec<String>,
 }
@@ -67,9 +70,7 @@ impl Trial<'_> {
             .inputs
             .iter()
             .find_map(|(_, t)| t.as_ref())
-            .map_or(1, |t| {
-                t.elem_count() / t.dims().last().copied().unwrap_or(1).max(1)
-            });
+            .map_or(1, count);
         let lowest = form.band.rows.map_or(1, |[lo, _]| lo as usize).max(1);
         let largest = (capacity as usize).min(available).max(1);
         let mut counts = vec![largest];
@@ -77,7 +78,7 @@ impl Trial<'_> {
             counts.push(lowest);
         }
         for rows in counts {
-            let inputs = take_rows(&self.inputs, available, rows)?;
+            let inputs = take_rows(&self.inputs, &self.row_axes, rows)?;
             let want = self.reference(&rounded, &inputs, form, statistics)?;
             let got = match launch(executable, &inputs, &want) {
                 Ok(got) => got,
@@ -92,7 +93,8 @@ impl Trial<'_> {
         Ok(Ok(()))
     }
 
-    fn compare(
+    /// Compares outputs one by one, at `tolerance`; an output that ends in `+ input` without that input.
+    pub fn compare(
         &self,
         inputs: &[(String, Option<Tensor>)],
         want: &[(String, Tensor)],
@@ -132,32 +134,6 @@ impl Trial<'_> {
         form: &FormDecl,
         statistics: &BTreeMap<String, Vec<f32>>,
     ) -> Result<Vec<(String, Tensor)>, Error> {
-        let scale_of = |point: &str| -> Option<f32> {
-            if form.activation_format != "e4m3" {
-                return None;
-            }
-            statistics
-                .get(&format!("{point}|amax|tensor"))?
-                .first()
-                .map(|a| fp8_scale(*a))
-        };
-        let at = |name: &str| structures_graph::GraphError::Malformed {
-            phase: "reference".into(),
-            at: name.into(),
-            what: "cannot be rounded through its format".into(),
-        };
-        let round = |name: &str, t: Tensor| -> Result<Tensor, CatalogError> {
-            let Some(scale) = scale_of(name) else {
-                return Ok(t);
-            };
-            let dims = t.dims().to_vec();
-            let mut data = t
-                .flatten_all()
-                .and_then(|t| t.to_vec1::<f32>())
-                .map_err(|_| at(name))?;
-            fake_quant_e4m3(&mut data, scale);
-            Ok(Tensor::from_vec(data, dims, &Device::Cpu).map_err(|_| at(name))?)
-        };
         let feed = Feed {
             inputs: inputs
                 .iter()
@@ -166,26 +142,16 @@ impl Trial<'_> {
             weights: weights.iter().cloned().collect(),
             params: self.params.clone(),
             dtype: Some(DType::F32),
-            on_value: Some(&round),
             ..Feed::default()
         };
-        let values = self.spec.reference_span(self.span, self.variant, &feed)?;
         let plain = self.spec.plain_for(self.variant, &feed)?;
-        self.outputs
-            .iter()
-            .map(|name| {
-                let made = plain.resolve(name);
-                let value = values.iter().find(|(n, _)| n == made || n == name);
-                value
-                    .map(|(_, t)| (name.clone(), t.clone()))
-                    .ok_or_else(|| {
-                        Error::invalid(
-                            "point_unplaced",
-                            format!("the reference of `{}` makes no `{name}`", self.spec.name),
-                        )
-                    })
-            })
-            .collect()
+        reference(
+            (self.spec, &plain, self.span),
+            feed,
+            &self.outputs,
+            form,
+            statistics,
+        )
     }
 
     /// Outputs that end in `+ input`: the input is exact on both sides and would hide an error of the form.
@@ -206,6 +172,64 @@ impl Trial<'_> {
         }
         Ok(tails)
     }
+}
+
+/// The reference of a span on operands as a form keeps them: the weights of `feed` come rounded ([`round_weights`]),
+/// the points that the form rounds are rounded here.
+pub fn reference(
+    (spec, plain, span): (&Spec, &Plain, &str),
+    feed: Feed<'_>,
+    outputs: &[String],
+    form: &FormDecl,
+    statistics: &BTreeMap<String, Vec<f32>>,
+) -> Result<Vec<(String, Tensor)>, Error> {
+    let scale_of = |point: &str| -> Option<f32> {
+        if form.activation_format != "e4m3" {
+            return None;
+        }
+        statistics
+            .get(&format!("{point}|amax|tensor"))?
+            .first()
+            .map(|a| fp8_scale(*a))
+    };
+    let at = |name: &str| structures_graph::GraphError::Malformed {
+        phase: "reference".into(),
+        at: name.into(),
+        what: "cannot be rounded through its format".into(),
+    };
+    let round = |name: &str, t: Tensor| -> Result<Tensor, CatalogError> {
+        let Some(scale) = scale_of(name) else {
+            return Ok(t);
+        };
+        let dims = t.dims().to_vec();
+        let mut data = t
+            .to_dtype(DType::F32)
+            .and_then(|t| t.flatten_all())
+            .and_then(|t| t.to_vec1::<f32>())
+            .map_err(|_| at(name))?;
+        fake_quant_e4m3(&mut data, scale);
+        Ok(Tensor::from_vec(data, dims, &Device::Cpu).map_err(|_| at(name))?)
+    };
+    let feed = Feed {
+        on_value: Some(&round),
+        ..feed
+    };
+    let values = spec.evaluate(plain, span, &feed)?;
+    outputs
+        .iter()
+        .map(|name| {
+            let made = plain.resolve(name);
+            let value = values.iter().find(|(n, _)| n == made || n == name);
+            value
+                .map(|(_, t)| (name.clone(), t.clone()))
+                .ok_or_else(|| {
+                    Error::invalid(
+                        "point_unplaced",
+                        format!("the reference of `{}` makes no `{name}`", spec.name),
+                    )
+                })
+        })
+        .collect()
 }
 
 fn launch(
@@ -264,36 +288,52 @@ fn failed(e: candle_core::Error) -> Error {
     })
 }
 
-/// The last `rows` rows of every input. An input of another row count (a mask, a table) is taken whole, and then all are.
+/// The last rows of every input, at most `rows` in the first one. Rows are cut along each input's own dim of them; an
+/// input without one (a table of the whole length, a conditioning) is taken whole. Ranks stay as they are.
 fn take_rows(
     inputs: &[(String, Option<Tensor>)],
-    available: usize,
+    axes: &[Option<usize>],
     rows: usize,
 ) -> Result<Vec<(String, Option<Tensor>)>, Error> {
-    let count = |t: &Tensor| t.elem_count() / t.dims().last().copied().unwrap_or(1).max(1);
-    let uniform = inputs
+    let first = inputs
         .iter()
-        .filter_map(|(_, t)| t.as_ref())
-        .all(|t| count(t) == available);
+        .zip(axes)
+        .find_map(|((_, t), axis)| Some((t.as_ref()?, *axis)));
+    // How many steps along the dim there are, and how many are wanted.
+    let (steps, wanted) = match first {
+        Some((t, Some(axis))) => {
+            let steps = t.dims()[axis].max(1);
+            let each = (count(t) / steps).max(1);
+            (steps, (rows / each).clamp(1, steps))
+        }
+        _ => return Ok(inputs.to_vec()),
+    };
     inputs
         .iter()
-        .map(|(name, t)| {
-            let taken = match t {
-                Some(t) if uniform => {
-                    let width = t.dims().last().copied().unwrap_or(1);
-                    let flat = t.reshape((available, width)).map_err(failed)?;
-                    let part = flat.narrow(0, available - rows, rows).map_err(failed)?;
-                    Some(part.contiguous().map_err(failed)?)
+        .zip(axes)
+        .map(|((name, t), axis)| {
+            let taken = match (t, axis) {
+                (Some(t), Some(axis)) if t.dims()[*axis] == steps => {
+                    let part = t.narrow(*axis, steps - wanted, wanted);
+                    Some(part.and_then(|t| t.contiguous()).map_err(failed)?)
                 }
-                other => other.clone(),
+                (other, _) => other.clone(),
             };
             Ok((name.clone(), taken))
         })
         .collect()
 }
 
+/// Rows of a tensor: all dims but the last.
+fn count(t: &Tensor) -> usize {
+    t.elem_count() / t.dims().last().copied().unwrap_or(1).max(1)
+}
+
 /// The weights as the form's declared format keeps them.
-fn round_weights(weights: &[NamedWeight], form: &FormDecl) -> Result<Vec<(String, Tensor)>, Error> {
+pub fn round_weights(
+    weights: &[NamedWeight],
+    form: &FormDecl,
+) -> Result<Vec<(String, Tensor)>, Error> {
     if form.weight_format == WeightFormat::None {
         return Ok(weights
             .iter()

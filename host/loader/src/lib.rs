@@ -37,5 +37,5 @@ pub use registry::{Outcome, PluginRow, Registry, ScanOptions};
 pub use scan::{scan_main, ScanMode, DEADLINE, SUBCOMMAND};
 pub use search::Environment;
 pub use services::HOST_FEATURES;
-pub use sys::take_stdout;
+pub use sys::{secure_execution, take_stdout};
 pub use tensor::{Element, HostTensor, HostTensorMut, TensorArg, TensorArgMut};

@@ -72,16 +72,6 @@ pub enum ModelError {
         /// What to do.
         help: String,
     },
-    /// A binding document breaks a rule; `rule` is its id in the binding specification.
-    #[error("binding {file}: {rule}: {reason}")]
-    Binding {
-        /// File name.
-        file: String,
-        /// Rule id (`V-03`).
-        rule: &'static str,
-        /// The item, expected and found.
-        reason: String,
-    },
     /// There is nothing to run.
     #[error("the prompt is empty: expected at least one token, found none; give --prompt a text")]
     EmptyPrompt,
@@ -144,7 +134,6 @@ impl ModelError {
             ModelError::Tensor(_) => "tensor",
             ModelError::NonFinite { .. } | ModelError::NoFiniteScore { .. } => "non_finite",
             ModelError::Tokenizer { .. } => "tokenizer",
-            ModelError::Binding { .. } => "binding_invalid",
             ModelError::EmptyPrompt => "empty_prompt",
             ModelError::TokenRange { .. } => "token_range",
             ModelError::ContextFull { .. } => "context_full",

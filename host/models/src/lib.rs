@@ -1,7 +1,7 @@
 //! Models: from a path to something that runs.
 //!
 //! Owns: checkpoints (Hugging Face directories, GGUF files), configurations, the builders of model families (module
-//! tree and graph), tokenizers, binding files, greedy generation on the host path. Does not own: how a graph is
+//! tree and graph), tokenizers, greedy generation on the host path. Does not own: how a graph is
 //! executed (`structures-graph`), what a structure is (`structures-catalog`), who replaces a part of the model
 //! (`structures`).
 //!
@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-pub mod binding;
 pub mod checkpoint;
 pub mod config;
 pub mod decoder;
@@ -21,11 +20,11 @@ pub mod model;
 pub mod params;
 pub mod tokenizer;
 
-pub use binding::{bindings_for, Bindings, ExtraSeam, ExtraWeight, SeamBinding, StoredLayout};
 pub use checkpoint::{Checkpoint, Metadata, TensorInfo};
 pub use config::DecoderConfig;
 pub use error::ModelError;
 pub use families::{Family, FAMILIES};
 pub use generate::{generate, Generated, Stop};
 pub use model::{Description, Model};
+pub use params::NAMING;
 pub use tokenizer::{TextStream, Tokenizer};

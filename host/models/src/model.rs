@@ -7,7 +7,6 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use structures_graph::{Graph, GraphError, ModuleTree, ParamRef, ParamSource, Session};
 
-use crate::binding::{Bindings, ExtraSeam};
 use crate::checkpoint::Checkpoint;
 use crate::config::DecoderConfig;
 use crate::families::{self, Blueprint};
@@ -59,15 +58,6 @@ impl Description {
             params,
             checkpoint: Arc::new(checkpoint),
         })
-    }
-
-    /// The seams that binding files place on it, which discovery cannot find.
-    pub fn extra_seams(&self, bindings: &Bindings) -> Result<Vec<ExtraSeam>, ModelError> {
-        let mut seams = Vec::new();
-        for binding in bindings.for_model_type(&self.config.model_type) {
-            seams.extend(binding.seams(&self.config, &self.params)?);
-        }
-        Ok(seams)
     }
 
     /// Loads parameters one by one.

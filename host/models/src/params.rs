@@ -11,6 +11,9 @@ use structures_graph::{GraphError, ParamRef};
 use crate::checkpoint::{Checkpoint, TensorInfo};
 use crate::ModelError;
 
+/// Whose names the parameters of every builder have, whatever file they come from.
+pub const NAMING: &str = "transformers";
+
 /// How stored rows become the published order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOrder {
@@ -137,7 +140,7 @@ impl CheckpointParams {
                 &param.to_string(),
                 "a parameter of the model",
                 "none of this name",
-                "the binding or the graph asks for something else than this model has",
+                "the graph asks for something else than this model has",
             ));
         };
         let failed = |e| ModelError::compute(format!("arranging `{param}`"), e);

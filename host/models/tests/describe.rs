@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use serde_json::{json, Value};
 use structures_graph::ModuleKind;
-use structures_models::{Bindings, Description, ExtraWeight, FAMILIES};
+use structures_models::{Description, FAMILIES};
 
 /// A directory with this config and headers for these tensors; the data is a hole in the file.
 fn hollow(config: &Value, tensors: &[(String, Vec<u64>)]) -> tempfile::TempDir {
@@ -157,35 +157,4 @@ fn eight_billion_parameters_in_no_time() {
     assert_eq!(got.graph.states.len(), 72);
     assert_eq!(got.checkpoint.tensor_infos().count(), 399);
     assert!(got.config.notes.is_empty(), "{:?}", got.config.notes);
-}
-
-/// The head is the binding's seam; on a tied model its weight is the embedding.
-#[test]
-fn the_head_is_a_seam_of_the_binding() {
-    let bindings = Bindings::built_in().unwrap();
-    for (name, param) in [
-        ("llama", "model.embed_tokens.weight"),
-        ("qwen3", "lm_head.weight"),
-    ] {
-        let model = Description::open(&case(name)).unwrap();
-        let seams = model.extra_seams(&bindings).unwrap();
-        assert_eq!(seams.len(), 1);
-        let seam = &seams[0];
-        assert_eq!(
-            (seam.path.as_str(), seam.structure.as_str()),
-            ("lm_head", "linear_proj")
-        );
-        assert_eq!(seam.dims["K"], model.config.hidden_size);
-        assert_eq!(seam.dims["N"], model.config.vocab_size);
-        let ExtraWeight::Param { param: found, .. } = &seam.weights["w"] else {
-            panic!("{seam:?}")
-        };
-        assert_eq!(found.to_string(), param);
-        // It is the very parameter the graph's last product reads.
-        let (_, logits) = &model.graph.outputs[0];
-        let (op, _) = model.graph.producer(*logits).unwrap();
-        let weight = model.graph.op(op).inputs[1].unwrap();
-        assert_eq!(model.graph.param(weight).unwrap().0, found);
-        assert_eq!(model.graph.op(op).module, "lm_head");
-    }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use structures_catalog::expr::{eval_int, Datum, Fact, Facts};
-use structures_catalog::spec::{DimExpr, Source};
-use structures_graph::{Dim, Layout};
+use structures_catalog::expr::{eval_int, Datum, EvalError, Fact, Facts};
+use structures_catalog::spec::{DimAttr, DimExpr, Source};
+use structures_graph::{AttrValue, Dim, Layout};
 
 /// A size that contradicts a symbol, a literal or a product.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,13 +58,42 @@ impl Solver {
         Ok(())
     }
 
+    /// A symbol's size from elsewhere: a param, or an attribute of the host.
+    pub fn learn(&mut self, symbol: &str, size: u64) -> Result<(), Inconsistent> {
+        self.unify(symbol, &DimExpr::Symbol(symbol.into()), size)
+    }
+
+    /// The literal a computed attribute stands for.
+    pub fn value(&self, attr: &DimAttr) -> Result<AttrValue, EvalError> {
+        attr.value(&Symbols(&self.known))
+    }
+
+    /// A value under the dims the structure gives it, where the host's rank is theirs.
+    pub fn viewed(
+        &mut self,
+        name: &str,
+        declared: &[DimExpr],
+        host: &[Dim],
+    ) -> Result<(), Inconsistent> {
+        if declared.len() != host.len() {
+            return Ok(());
+        }
+        for (want, have) in declared.iter().zip(host) {
+            if let Dim::Size(n) = have {
+                self.unify(name, want, *n as u64)?;
+            }
+        }
+        Ok(())
+    }
+
     /// A boundary input: dim by dim at equal rank, else the last one (leading dims fold into rows). A size of 1
     /// may be broadcast.
     pub fn input(&mut self, source: &Source, host: &[Dim]) -> Result<(), Inconsistent> {
-        let pairs: Vec<(&DimExpr, &Dim)> = if source.dims.len() == host.len() {
-            source.dims.iter().zip(host).collect()
+        let declared = source.dims_for(host.len());
+        let pairs: Vec<(&DimExpr, &Dim)> = if declared.len() == host.len() {
+            declared.iter().zip(host).collect()
         } else {
-            source.dims.last().into_iter().zip(host.last()).collect()
+            declared.last().into_iter().zip(host.last()).collect()
         };
         for (want, have) in pairs {
             match have {
@@ -172,6 +201,7 @@ mod tests {
             optional: false,
             layout,
             dims,
+            more: vec![],
         }
     }
 

@@ -69,26 +69,44 @@ fn judge(
     let at = |candidate: &mut Candidate<'_>, role: &Option<String>| {
         candidate.current = role.as_ref().and_then(|r| candidate.roles.get(r).cloned());
     };
+    let whole = |candidate: &mut Candidate<'_>| {
+        candidate.current = None;
+        match slots.emit.per.is_empty() {
+            true => emitted(slots, candidate),
+            false => candidate.own.clone(),
+        }
+    };
+    // A candidate that one check refuses is asked the others too, so that it is told all that is wrong with it.
+    let mut fell = false;
     for check in &slots.checks {
         if alive.is_empty() {
             return;
         }
         if asks_current(&check.that) {
+            if fell {
+                continue;
+            }
             alive.retain(|role| {
                 at(&mut candidate, role);
-                keep(spec, check, &candidate, emitted(slots, &candidate), refused)
+                let path = emitted(slots, &candidate);
+                matches!(
+                    keep(spec, check, &candidate, path, false, refused),
+                    Kept::Yes
+                )
             });
         } else {
-            candidate.current = None;
-            let path = if slots.emit.per.is_empty() {
-                emitted(slots, &candidate)
-            } else {
-                candidate.own.clone()
-            };
-            if !keep(spec, check, &candidate, path, refused) {
-                return;
+            let path = whole(&mut candidate);
+            match keep(spec, check, &candidate, path, fell, refused) {
+                Kept::Yes => {}
+                Kept::Refused => fell = true,
+                Kept::Passed => return,
             }
         }
+    }
+    if fell {
+        let path = whole(&mut candidate);
+        foreign_axes(spec, slots, &candidate, &path, refused);
+        return;
     }
     let first = wanted
         .iter()
@@ -136,17 +154,30 @@ fn emitted(slots: &Slots, candidate: &Candidate<'_>) -> String {
         .to_string()
 }
 
-/// Whether a check holds; records the refusal it declares when it does not.
+/// What a check makes of a candidate.
+enum Kept {
+    /// It holds.
+    Yes,
+    /// It does not, and its refusal is recorded.
+    Refused,
+    /// It does not, and this is not the structure.
+    Passed,
+}
+
+/// Whether a check holds; records the refusal it declares when it does not. After an earlier refusal, a check that
+/// has no value adds nothing.
 fn keep(
     spec: &Spec,
     check: &Check,
     candidate: &Candidate<'_>,
     path: String,
+    fell: bool,
     refused: &mut Vec<Refusal>,
-) -> bool {
+) -> Kept {
     let (code, found, reason) = match (eval_bool(&check.that, candidate), &check.refuse) {
-        (Ok(true), _) => return true,
-        (Ok(false), None) => return false,
+        (Ok(true), _) => return Kept::Yes,
+        (Err(_), _) if fell => return Kept::Yes,
+        (Ok(false), None) => return Kept::Passed,
         (Ok(false), Some(code)) => {
             let found = facts_of(&check.that, candidate);
             let reason = format!("`{}` does not hold: {found}", check.that);
@@ -154,7 +185,7 @@ fn keep(
         }
         (Err(e), None) => {
             tracing::debug!(structure = %spec.name, %path, check = %check.that, error = %e, "not this structure");
-            return false;
+            return Kept::Passed;
         }
         (Err(e), Some(code)) => {
             let reason = format!("`{}` cannot hold: {e}", check.that);
@@ -164,7 +195,35 @@ fn keep(
     refused.push(
         Refusal::new(&path, &spec.name, code, reason).expected_found(check.that.to_string(), found),
     );
-    false
+    Kept::Refused
+}
+
+/// Records every axis whose attribute has a value the structure does not have.
+fn foreign_axes(
+    spec: &Spec,
+    slots: &Slots,
+    candidate: &Candidate<'_>,
+    path: &str,
+    refused: &mut Vec<Refusal>,
+) {
+    for (axis, rule) in &slots.axis {
+        if let AxisRule::Attr { .. } = rule {
+            let values = spec.variants.get(axis).map(|a| &a.values);
+            if let Err(e) = axis_value(axis, rule, values, candidate, &mut Vec::new()) {
+                refused.push(foreign(spec, path, values, e));
+            }
+        }
+    }
+}
+
+fn foreign(
+    spec: &Spec,
+    path: &str,
+    values: Option<&IndexMap<String, String>>,
+    (code, reason, found): AxisError,
+) -> Refusal {
+    let want = values.map(|v| v.keys().cloned().collect::<Vec<_>>().join(", "));
+    Refusal::new(path, &spec.name, &code, reason).expected_found(want.unwrap_or_default(), found)
 }
 
 /// The facts an expression reads, as they are here.
@@ -175,6 +234,7 @@ fn facts_of(expr: &Expr, candidate: &Candidate<'_>) -> String {
             e,
             Expr::Has(_)
                 | Expr::Conditioned(_)
+                | Expr::Takes(..)
                 | Expr::Fact(..)
                 | Expr::ParamDim(..)
                 | Expr::ParamCount(..)
@@ -220,12 +280,9 @@ fn emit(
     let mut open_axes = open_defaults(spec);
     for (axis, rule) in &slots.axis {
         let values = spec.variants.get(axis).map(|a| &a.values);
-        if let Some(value) = axis_value(axis, rule, values, &candidate, &mut assumptions).map_err(
-            |(code, reason, found)| {
-                let want = values.map(|v| v.keys().cloned().collect::<Vec<_>>().join(", "));
-                refuse(&code, reason).expected_found(want.unwrap_or_default(), found)
-            },
-        )? {
+        let value = axis_value(axis, rule, values, &candidate, &mut assumptions)
+            .map_err(|e| foreign(spec, &path, values, e))?;
+        if let Some(value) = value {
             variant.insert(axis.clone(), value);
             open_axes.retain(|a| a != axis);
             if is_open(rule) || assumptions.iter().any(|a| a.about == *axis) {

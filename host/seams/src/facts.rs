@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use structures_graph::{Graph, OpId, ParamRef, ValueId};
+use structures_graph::{Graph, OpId, OpKind, ParamRef, ValueId};
 
 /// One use of a value by an operation that is not a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +78,19 @@ impl<'g> HostFacts<'g> {
     /// The tensor a value is: the start of its chain of views.
     pub fn tensor(&self, id: ValueId) -> ValueId {
         self.roots[id.0]
+    }
+
+    /// The tensor that went into a state region last, where a value is what the region then holds; else the tensor
+    /// the value is.
+    pub fn appended(&self, id: ValueId) -> ValueId {
+        let mut at = self.tensor(id);
+        while let Some((op, _)) = self.graph.producer(at) {
+            match (self.graph.op(op).kind, self.graph.op(op).inputs.first()) {
+                (OpKind::KvAppend, Some(Some(source))) => at = self.tensor(*source),
+                _ => break,
+            }
+        }
+        at
     }
 
     /// Whether two values are one tensor.

@@ -113,6 +113,11 @@ impl Facts for Candidate<'_> {
             .count();
         named || positional >= 2
     }
+
+    fn takes(&self, role: &str, name: &str) -> bool {
+        let forward = self.module(role).and_then(|m| m.forward.as_ref());
+        forward.is_some_and(|f| f.iter().any(|(n, _)| n == name))
+    }
 }
 
 /// Features a module takes or gives, from its stored weight, else from its attributes.

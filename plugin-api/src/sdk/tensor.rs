@@ -200,6 +200,33 @@ impl<'a> Tensor<'a> {
         Ok(())
     }
 
+    /// All elements of an integer tensor (`i8`, `u8`, `i32`, `i64`) in row-major order, any strides:
+    /// lengths and positions.
+    pub fn to_i64_vec(&self) -> Result<Vec<i64>, Failure> {
+        self.readable()?;
+        let dtype = on_host(&self.view, self.dtype)?;
+        let mut out = vec![0; self.len()];
+        let stride = self.strides().last().copied().unwrap_or(1);
+        for (row, out) in out.chunks_exact_mut(self.cols().max(1)).enumerate() {
+            let lane = Lane {
+                base: self.view.data.cast::<u8>(),
+                offset: row_offset(&self.view, row),
+                stride,
+            };
+            // SAFETY: one row inside the view's dims, and so in readable memory.
+            unsafe {
+                match dtype {
+                    DType::I8 => lane.read(out, |v: i8| i64::from(v)),
+                    DType::U8 => lane.read(out, |v: u8| i64::from(v)),
+                    DType::I32 => lane.read(out, |v: i32| i64::from(v)),
+                    DType::I64 => lane.read(out, |v: i64| v),
+                    other => return Err(not_an_integer(other)),
+                }
+            }
+        }
+        Ok(out)
+    }
+
     /// One row, `row < rows()`, of [`Tensor::cols`] elements, as [`Tensor::to_f32_vec`].
     pub fn read_row(&self, row: usize, out: &mut [f32]) -> Result<(), Failure> {
         expect_len("the row", self.cols(), out.len())?;
@@ -582,7 +609,7 @@ struct Lane {
 impl Lane {
     /// # Safety
     /// Every element `offset + i * stride`, `i < out.len()`, is a readable `T`.
-    unsafe fn read<T: Copy>(&self, out: &mut [f32], widen: impl Fn(T) -> f32) {
+    unsafe fn read<T: Copy, V>(&self, out: &mut [V], widen: impl Fn(T) -> V) {
         let base = self.base.cast::<T>().wrapping_offset(self.offset as isize);
         if self.stride == 1 {
             for (i, value) in out.iter_mut().enumerate() {
@@ -764,6 +791,13 @@ fn not_a_float(dtype: DType) -> Failure {
     )
 }
 
+fn not_an_integer(dtype: DType) -> Failure {
+    Failure::invalid(
+        "view_dtype",
+        format!("{} is not read as an integer", dtype.name()),
+    )
+}
+
 fn row_major(
     data: *const std::ffi::c_void,
     len: usize,
@@ -885,6 +919,25 @@ mod tests {
         assert!(slice(&view(&DATA, &[0, 3], &[7, 9]))
             .expect("empty")
             .is_empty());
+    }
+
+    #[test]
+    fn integers_are_read_at_any_stride_and_floats_are_none() {
+        let data: [i64; 6] = [0, -1, 2, 3, 4, 5];
+        let of = |dims: &[i64], strides: &[i64]| TensorView {
+            data: data.as_ptr().cast_mut().cast(),
+            dtype: DType::I64 as u32,
+            ..view(&DATA, dims, strides)
+        };
+        let read = |view: &TensorView| tensor(view).and_then(|t| t.to_i64_vec());
+        assert_eq!(read(&of(&[], &[])), Ok(vec![0]));
+        assert_eq!(read(&of(&[3, 2], &[1, 3])), Ok(vec![0, 3, -1, 4, 2, 5]));
+        let bytes = TensorView {
+            dtype: DType::I8 as u32,
+            ..of(&[2], &[8])
+        };
+        assert_eq!(read(&bytes), Ok(vec![0, -1]));
+        assert_eq!(code(read(&view(&DATA, &[6], &[1]))), "view_dtype");
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Every format; a structure has a form in each.
+    /// Every format; what a structure of products offers.
     pub const ALL: [Format; 3] = [Format::F32, Format::W8a16Static, Format::Fp8Static];
 
     /// Name of the form.
@@ -54,6 +54,7 @@ impl Format {
                 self.name()
             },
         );
+        decl.spec_versions = leaf.versions.to_vec();
         decl.spans = owned(leaf.spans);
         decl.dtypes = owned(&Boundary::NAMES);
         decl.variants = leaf
@@ -67,17 +68,18 @@ impl Format {
             Format::W8a16Static => (WeightFormat::Int8PerChannel, 10, 1e-4),
             Format::Fp8Static => (WeightFormat::Fp8PerTensor, 20, 1e-2),
         };
+        let statistics = |points: &[&str], statistic: &str| {
+            let one = |point: &&str| StatisticDecl {
+                point: (*point).into(),
+                statistic: statistic.into(),
+                granularity: "tensor".into(),
+            };
+            points.iter().map(one).collect::<Vec<_>>()
+        };
+        decl.statistics = statistics(leaf.content, "content");
         if self.quantises_activations() {
             decl.activation_format = "e4m3".into();
-            decl.statistics = leaf
-                .points
-                .iter()
-                .map(|point| StatisticDecl {
-                    point: (*point).into(),
-                    statistic: "amax".into(),
-                    granularity: "tensor".into(),
-                })
-                .collect();
+            decl.statistics.extend(statistics(leaf.points, "amax"));
             decl.scale_groups = leaf.scale_groups.iter().map(|group| owned(group)).collect();
         }
         decl

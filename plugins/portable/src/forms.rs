@@ -1,9 +1,20 @@
 //! The structures this backend executes, one file each. The list drives everything: a structure in
-//! every [`Format`] is a form.
+//! each of the [`Format`]s that its file offers is a form.
 
+mod adaln_producer;
+mod attention_core;
+mod cadence_static;
+mod decoder_block;
 mod decoder_ffn;
+mod gated_delta_core;
 mod linear_proj;
+mod modnorm_qkv_chain;
+mod norm_fused;
+mod patch_projection;
+mod qk_norm_rope;
 mod qkv_pack;
+mod qkv_rope;
+mod vision_ffn;
 
 use structures_plugin_api::describe::FormDecl;
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure};
@@ -18,10 +29,16 @@ type Bind = fn(&Shared, Format, &BindRequest<'_>) -> Result<Box<dyn BoundForm>, 
 pub struct Leaf {
     /// Name in the catalog.
     pub structure: &'static str,
+    /// Accepted versions of it.
+    pub versions: &'static [u32],
     /// Spans, widest first.
     pub spans: &'static [&'static str],
+    /// Formats it is executed in, unquantised first.
+    pub formats: &'static [Format],
     /// Points whose activations a quantising format rounds.
     pub points: &'static [&'static str],
+    /// Points whose content is bound, whatever the format.
+    pub content: &'static [&'static str],
     /// Slots that are packed as one and so share a per-tensor scale.
     pub scale_groups: &'static [&'static [&'static str]],
     /// Axes of which not every value is accepted.
@@ -30,25 +47,62 @@ pub struct Leaf {
     pub bind: Bind,
 }
 
-const LEAVES: [&Leaf; 3] = [&decoder_ffn::LEAF, &linear_proj::LEAF, &qkv_pack::LEAF];
+impl Leaf {
+    /// One version, executed as given, nothing calibrated, every variant: what most files differ
+    /// from in a field or two.
+    pub const fn plain(
+        structure: &'static str,
+        spans: &'static [&'static str],
+        bind: Bind,
+    ) -> Leaf {
+        Leaf {
+            structure,
+            versions: &[1],
+            spans,
+            formats: &[Format::F32],
+            points: &[],
+            content: &[],
+            scale_groups: &[],
+            variants: &[],
+            bind,
+        }
+    }
+}
+
+const LEAVES: [&Leaf; 14] = [
+    &adaln_producer::LEAF,
+    &attention_core::LEAF,
+    &cadence_static::LEAF,
+    &decoder_block::LEAF,
+    &decoder_ffn::LEAF,
+    &gated_delta_core::LEAF,
+    &linear_proj::LEAF,
+    &modnorm_qkv_chain::LEAF,
+    &norm_fused::LEAF,
+    &patch_projection::LEAF,
+    &qk_norm_rope::LEAF,
+    &qkv_pack::LEAF,
+    &qkv_rope::LEAF,
+    &vision_ffn::LEAF,
+];
 
 /// Declarations of all forms.
 pub fn declarations() -> Vec<FormDecl> {
     let every = LEAVES
         .iter()
-        .flat_map(|leaf| Format::ALL.map(|format| (leaf, format)));
+        .flat_map(|leaf| leaf.formats.iter().map(move |format| (leaf, format)));
     every.map(|(leaf, format)| format.declare(leaf)).collect()
 }
 
 /// Binds the form that a request names.
 pub fn bind(shared: &Shared, request: &BindRequest<'_>) -> Result<Box<dyn BoundForm>, Failure> {
-    let leaf = LEAVES
-        .iter()
-        .find(|leaf| leaf.structure == request.params.structure);
-    let format = Format::ALL
-        .into_iter()
-        .find(|format| format.name() == request.form);
-    let (Some(leaf), Some(format)) = (leaf, format) else {
+    let found = LEAVES.iter().find_map(|leaf| {
+        let structure = leaf.structure == request.params.structure;
+        let mut offered = leaf.formats.iter().filter(|_| structure);
+        let format = offered.find(|format| format.name() == request.form)?;
+        Some((leaf, *format))
+    });
+    let Some((leaf, format)) = found else {
         let text = format!(
             "no form `{}` of `{}`",
             request.form, request.params.structure

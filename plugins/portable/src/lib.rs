@@ -18,13 +18,17 @@
 #![forbid(unsafe_code)]
 
 mod activation;
+mod biased;
 mod boundary;
 mod format;
 mod forms;
 mod linear;
+mod norm;
 mod packed;
 mod pool;
 mod ports;
+mod rope;
+mod spread;
 #[cfg(test)]
 mod testing;
 
@@ -94,7 +98,7 @@ mod tests {
         keys.dedup();
         assert_eq!(
             (keys.len(), declared),
-            (9, 9),
+            (22, 22),
             "a structure and a name make a form unique"
         );
         for form in &description.forms {

@@ -7,6 +7,7 @@ use std::path::Path;
 use serde_json::{json, Value as Json};
 use structures::receipt::RefusalNote;
 use structures::sites;
+use structures_bindings::Bindings;
 use structures_graph::ModuleTree;
 use structures_models::Description;
 use structures_seams::Seam;
@@ -29,8 +30,13 @@ pub fn run(args: &DiscoverArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         }
         (Some(model), None) => {
             let description = Description::open(&model_path(model)?)?;
-            let survey =
-                structures::host::survey_headers(&catalog, &description, &args.structures)?;
+            let bindings = Bindings::open(&cx.binding_dirs()?, &catalog)?;
+            let survey = structures::host::survey_headers(
+                &catalog,
+                &bindings,
+                &description,
+                &args.structures,
+            )?;
             let seams = survey.sites.into_iter().map(|s| s.seam).collect();
             (seams, survey.refused)
         }

@@ -1,6 +1,7 @@
 //! One file a command. Each gives its exit code or a failure.
 
 mod attach;
+mod bindings;
 mod calibrate;
 mod catalog;
 mod discover;
@@ -32,25 +33,67 @@ pub struct Context<'a> {
 impl Context<'_> {
     /// The host with catalog and plugins.
     pub fn host(&self) -> Result<Host, Failure> {
-        if let Some(dir) = self.global.plugins.iter().find(|dir| !dir.is_dir()) {
-            let found = if dir.exists() {
-                "something else"
-            } else {
-                "nothing"
-            };
-            return Err(Failure::usage(
-                format!(
-                    "--plugins {}: expected a directory with plugins, found {found}",
-                    dir.display()
-                ),
+        for dir in &self.global.plugins {
+            directory(
+                dir,
+                "--plugins",
+                "a directory with plugins",
                 "give the directory that holds the *.so files, or leave --plugins out",
-            ));
+            )?;
         }
         Ok(Host::open(&HostOptions {
             plugins: self.global.plugins.clone(),
             catalog: self.global.catalog.clone(),
+            bindings: self.binding_dirs()?,
         })?)
     }
+
+    /// The user's binding directories: `--bindings`, then `STRUCTURES_BINDING_PATH`, which is not read under secure
+    /// execution.
+    pub fn binding_dirs(&self) -> Result<Vec<PathBuf>, Failure> {
+        let mut dirs: Vec<(PathBuf, &str)> = Vec::new();
+        dirs.extend(
+            self.global
+                .bindings
+                .iter()
+                .map(|d| (d.clone(), "--bindings")),
+        );
+        let path = match structures_loader::secure_execution() {
+            true => None,
+            false => std::env::var_os(BINDING_PATH),
+        };
+        for dir in path.iter().flat_map(std::env::split_paths) {
+            if !dir.as_os_str().is_empty() {
+                dirs.push((dir, BINDING_PATH));
+            }
+        }
+        let help = format!(
+            "give directories that hold *.yaml files, or leave --bindings and {BINDING_PATH} out"
+        );
+        for (dir, origin) in &dirs {
+            directory(dir, origin, "a directory with binding files", &help)?;
+        }
+        Ok(dirs.into_iter().map(|(dir, _)| dir).collect())
+    }
+}
+
+/// More binding directories, separated as in `PATH`.
+const BINDING_PATH: &str = "STRUCTURES_BINDING_PATH";
+
+/// A directory that the user named must be one.
+fn directory(dir: &Path, origin: &str, expected: &str, help: &str) -> Result<(), Failure> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    let found = match dir.exists() {
+        true => "something else",
+        false => "nothing",
+    };
+    let message = format!(
+        "{origin} {}: expected {expected}, found {found}",
+        dir.display()
+    );
+    Err(Failure::usage(message, help))
 }
 
 /// Runs a command.
@@ -59,6 +102,7 @@ pub fn run(command: Command, cx: &Context<'_>) -> Result<u8, Failure> {
         Command::Plugins { action } => plugins::run(action, cx),
         Command::Probe(args) => probe::run(&args, cx),
         Command::Catalog { action } => catalog::run(action, cx),
+        Command::Bindings { action } => bindings::run(action, cx),
         Command::Discover(args) => discover::run(&args, cx),
         Command::Calibrate(args) => calibrate::run(&args, cx),
         Command::Attach(args) => attach::run(&args, cx),

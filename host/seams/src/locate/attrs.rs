@@ -3,9 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use structures_catalog::spec::{PlainAttr, PlainOp};
+use structures_catalog::expr::Expr;
+use structures_catalog::spec::{DimAttr, PlainAttr, PlainOp};
 use structures_graph::ops::AttrDefault;
 use structures_graph::{AttrValue, Attrs, Dim, Graph, Op};
+
+use crate::dims::Solver;
 
 /// An attribute that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +54,8 @@ pub fn check(
                     return Err(miss(row.name, want.to_string(), shown));
                 }
             }
+            // Judged by `check_dims`, once the captures of all operations have given their sizes.
+            Some(PlainAttr::Dims(_)) => {}
             Some(PlainAttr::Capture(param)) => {
                 let Some(found) = found else {
                     return Err(miss(row.name, "a value".into(), shown));
@@ -76,6 +81,40 @@ pub fn check(
                     return Err(miss(row.name, want, shown));
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Checks the attributes of one pair that are computed from dims. A symbol that nothing else gave a size takes the
+/// host's.
+pub fn check_dims(
+    graph: &Graph,
+    plain: &PlainOp,
+    host: &Op,
+    solver: &mut Solver,
+) -> Result<(), Unmatched> {
+    for row in plain.kind.spec().attrs {
+        let Some(PlainAttr::Dims(want)) = plain.attrs.get(row.name) else {
+            continue;
+        };
+        let default = default_of(graph, host, row.default);
+        let found = host.attrs.get(row.name).or(default.as_ref());
+        let miss = |expected: String| Unmatched {
+            name: row.name.into(),
+            expected,
+            found: found.map_or("nothing".to_string(), ToString::to_string),
+        };
+        if let (DimAttr::One(Expr::Symbol(s)), Some(AttrValue::Int(n))) = (want, found) {
+            let size = u64::try_from(*n).map_err(|_| miss(want.to_string()))?;
+            solver.learn(s, size).map_err(|e| miss(e.expected))?;
+            continue;
+        }
+        let value = solver
+            .value(want)
+            .map_err(|e| miss(format!("{want}: {e}")))?;
+        if !found.is_some_and(|f| equal(&value, f, &solver.known)) {
+            return Err(miss(format!("{want} = {value}")));
         }
     }
     Ok(())
@@ -163,9 +202,11 @@ mod tests {
                 .iter()
                 .map(|(k, v)| (k.to_string(), v.clone()))
                 .collect(),
+            views: vec![],
             mentions: vec![],
             as_f32: false,
             anchor: false,
+            shared: false,
             refuse: None,
         };
         let mut params = Attrs::new();
@@ -211,6 +252,45 @@ mod tests {
         assert_eq!(p["scale"], AttrValue::Float(0.125));
         assert_eq!(p["causal"], AttrValue::Flag(true));
         assert_eq!(p["w"], AttrValue::Absent);
+    }
+
+    #[test]
+    fn attributes_over_dims_are_compared_once_the_dims_are_known() {
+        let graph = attention(&[("window", AttrValue::Int(32))]);
+        let host = graph.op(OpId(0));
+        let check = |text: &str, known: &[(&str, u64)]| {
+            let op = PlainOp {
+                kind: OpKind::Attention,
+                inputs: vec![],
+                outputs: vec![],
+                attrs: [(
+                    "window".to_string(),
+                    PlainAttr::Dims(DimAttr::One(Expr::parse(text).unwrap())),
+                )]
+                .into(),
+                views: vec![],
+                mentions: vec![],
+                as_f32: false,
+                anchor: false,
+                shared: false,
+                refuse: None,
+            };
+            let mut solver = Solver::default();
+            let known = known.iter().map(|(s, n)| (s.to_string(), *n));
+            solver.known.extend(known);
+            check_dims(&graph, &op, host, &mut solver).map(|()| solver.known)
+        };
+        assert!(check("D / 2", &[("D", 64)]).is_ok());
+        let e = check("D / 2", &[("D", 62)]).unwrap_err();
+        assert_eq!(
+            (e.expected.as_str(), e.found.as_str()),
+            ("D / 2 = 31", "32")
+        );
+        let e = check("D / 2", &[]).unwrap_err();
+        assert!(e.expected.contains("`D` is not there"), "{}", e.expected);
+        // A bare symbol that is open takes the size; a known one is compared.
+        assert_eq!(check("W", &[]).unwrap()["W"], 32);
+        assert_eq!(check("W", &[("W", 8)]).unwrap_err().expected, "W = 8");
     }
 
     #[test]

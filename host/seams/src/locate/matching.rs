@@ -1,16 +1,21 @@
 //! Pairing the operations of one plain graph with host operations: seeds, then propagation until nothing changes.
 //!
+//! An anchor outside every span is context: it says where to look and which operand is which, and is no part of the
+//! structure. So its operands are followed through what a state region adds to them, and nothing else of it counts.
+//!
 //! A pairing binds names to host values. Nothing is guessed: an operation without exactly one counterpart stays
 //! unpaired, and a second, different binding of a name is remembered as the conflict of the operation that asked
 //! for it. Whether a span holds is decided elsewhere, on the finished pairing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use structures_catalog::spec::{Plain, PlainOp, Source as PlainSource};
+use structures_catalog::spec::{Plain, PlainAttr, PlainOp, Source as PlainSource};
 use structures_graph::{OpId, OpKind, ValueId};
 
 use crate::facts::HostFacts;
-use crate::seam::{SlotWeight, WeightAddress};
+use crate::seam::{Seam, SlotWeight, WeightAddress};
+
+use super::calls::CallSite;
 
 /// What a name of the plain graph is on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +59,8 @@ pub struct Match<'a, 'g> {
     sources: HashMap<&'a str, &'a PlainSource>,
     makers: HashMap<&'a str, (usize, usize)>,
     weights: &'a indexmap::IndexMap<String, SlotWeight>,
-    /// Host operation of each plain operation.
+    roles: &'a indexmap::IndexMap<String, String>,
+    /// Host operation of each plain operation; of a call, the first of many.
     pub pairs: Vec<Option<OpId>>,
     /// Conflict of each plain operation.
     pub conflicts: Vec<Option<Conflict>>,
@@ -63,17 +69,17 @@ pub struct Match<'a, 'g> {
     /// Host parameter of each slot that a paired operation reads; `None` when the host has no operand there.
     pub slots: BTreeMap<String, Option<ValueId>>,
     taken: HashMap<OpId, usize>,
-    /// Paired commutative operations whose operand order is still open.
+    /// Paired operations whose operands are still open: commutative ones whose order is, calls whose names are.
     open: BTreeSet<usize>,
+    /// What calls run.
+    calls: BTreeMap<usize, CallSite>,
+    /// Operations that are context.
+    context: BTreeSet<usize>,
 }
 
 impl<'a, 'g> Match<'a, 'g> {
     /// An empty pairing.
-    pub fn new(
-        facts: &'a HostFacts<'g>,
-        plain: &'a Plain,
-        weights: &'a indexmap::IndexMap<String, SlotWeight>,
-    ) -> Self {
+    pub fn new(facts: &'a HostFacts<'g>, plain: &'a Plain, seam: &'a Seam) -> Self {
         let makers = plain
             .ops
             .iter()
@@ -90,14 +96,29 @@ impl<'a, 'g> Match<'a, 'g> {
             plain,
             sources: plain.sources.iter().map(|s| (s.name.as_str(), s)).collect(),
             makers,
-            weights,
+            weights: &seam.weights,
+            roles: &seam.roles,
             pairs: vec![None; plain.ops.len()],
             conflicts: vec![None; plain.ops.len()],
             values: BTreeMap::new(),
             slots: BTreeMap::new(),
             taken: HashMap::new(),
             open: BTreeSet::new(),
+            calls: BTreeMap::new(),
+            context: context(plain),
         }
+    }
+
+    /// Whether an operation with a slot operand has a counterpart; `None` when no operation has one.
+    pub fn weighted(&self) -> Option<bool> {
+        let mut weighted = (0..self.plain.ops.len())
+            .filter(|op| {
+                let inputs = &self.plain.ops[*op].inputs;
+                inputs.iter().flatten().any(|n| self.is_slot(n))
+            })
+            .peekable();
+        weighted.peek()?;
+        Some(weighted.any(|op| self.pairs[op].is_some()))
     }
 
     /// The plain operation that makes a name, and which of its results it is.
@@ -118,6 +139,14 @@ impl<'a, 'g> Match<'a, 'g> {
     /// Paired operations without a conflict.
     pub fn good(&self, op: usize) -> Option<OpId> {
         self.pairs[op].filter(|_| self.conflicts[op].is_none() && !self.open.contains(&op))
+    }
+
+    /// Every host operation of a paired operation: several for a call.
+    pub fn hosts(&self, op: usize) -> Vec<OpId> {
+        match self.calls.get(&op) {
+            Some(site) => site.ops.iter().copied().collect(),
+            None => self.pairs[op].into_iter().collect(),
+        }
     }
 
     /// Host operations that a slot operand of a plain operation names by its address.
@@ -165,9 +194,12 @@ impl<'a, 'g> Match<'a, 'g> {
                     }
                 }
             }
+            if !hints {
+                self.enter_calls();
+            }
             loop {
                 while self.step() {}
-                if !self.settle_symmetric() {
+                if !hints || !self.settle_symmetric() {
                     break;
                 }
             }
@@ -206,7 +238,14 @@ impl<'a, 'g> Match<'a, 'g> {
     fn step(&mut self) -> bool {
         let mut changed = false;
         for op in self.open.clone() {
-            changed |= self.bind_operands(op);
+            changed |= match self.calls.remove(&op) {
+                Some(site) => {
+                    let bound = self.bind_call(op, &site);
+                    self.calls.insert(op, site);
+                    bound
+                }
+                None => self.bind_operands(op),
+            };
         }
         for op in 0..self.plain.ops.len() {
             if self.pairs[op].is_some() {
@@ -253,6 +292,117 @@ impl<'a, 'g> Match<'a, 'g> {
         })
     }
 
+    /// Pairs every call with what the host runs inside its role's module.
+    fn enter_calls(&mut self) {
+        let calls: Vec<(usize, &str)> = self
+            .plain
+            .ops
+            .iter()
+            .enumerate()
+            .filter_map(|(i, op)| Some((i, self.roles.get(role(op)?)?.as_str())))
+            .collect();
+        let paths: Vec<&str> = calls.iter().map(|(_, path)| *path).collect();
+        for (op, path) in calls {
+            let taken = |host: OpId| self.taken.contains_key(&host);
+            let site = CallSite::new(self.facts, path, &paths, &taken);
+            let Some(first) = site.ops.first().copied() else {
+                continue;
+            };
+            self.taken.extend(site.ops.iter().map(|host| (*host, op)));
+            self.pairs[op] = Some(first);
+            self.open.insert(op);
+            self.calls.insert(op, site);
+        }
+    }
+
+    /// Binds the names of a call for which one tensor is left; whether anything changed.
+    fn bind_call(&mut self, op: usize, site: &CallSite) -> bool {
+        let plain = &self.plain.ops[op];
+        let results = plain.outputs.iter().map(|n| (n.as_str(), true));
+        let args = plain.inputs.iter().flatten().map(|n| (n.as_str(), false));
+        let names: Vec<(&str, bool)> = results.chain(args).collect();
+        let root = |m: &Self, name: &str| m.values.get(name).and_then(|b| b.root());
+        let (mut changed, mut bound) = (false, 0);
+        for (name, made) in &names {
+            let pool = if *made { &site.results } else { &site.inputs };
+            if let Some(root) = root(self, name) {
+                if !pool.contains(&root) {
+                    self.conflicts[op] = Some(Conflict {
+                        name: (*name).into(),
+                        expected: self.describe(root),
+                        found: self.describe_all(pool),
+                    });
+                    self.open.remove(&op);
+                    return true;
+                }
+                bound += 1;
+                continue;
+            }
+            let others: Vec<ValueId> = names
+                .iter()
+                .filter(|(_, m)| m == made)
+                .filter_map(|(n, _)| root(self, n))
+                .collect();
+            let left: Vec<ValueId> = pool
+                .iter()
+                .copied()
+                .filter(|v| !others.contains(v) && self.fits_ends(name, op, *v))
+                .collect();
+            if let [one] = left[..] {
+                let value = Bound::Value {
+                    root: one,
+                    seen: one,
+                };
+                self.values.insert((*name).into(), value);
+                (changed, bound) = (true, bound + 1);
+            }
+        }
+        if bound == names.len() {
+            self.open.remove(&op);
+            changed = true;
+        }
+        changed
+    }
+
+    /// Whether a tensor can be a name as far as the other operations that make or read the name can tell.
+    fn fits_ends(&self, name: &str, asked: usize, value: ValueId) -> bool {
+        let graph = self.facts.graph();
+        let made = match self.maker(name) {
+            Some((op, k)) if op != asked => match self.calls.get(&op) {
+                Some(site) => site.results.contains(&value),
+                None => graph.producer(value).is_some_and(|(host, index)| {
+                    graph.op(host).kind == self.plain.ops[op].kind && index == k
+                }),
+            },
+            _ => true,
+        };
+        made && self.plain.ops.iter().enumerate().all(|(op, plain)| {
+            let mut at = plain
+                .inputs
+                .iter()
+                .enumerate()
+                .filter(|(_, n)| n.as_deref() == Some(name));
+            match self.calls.get(&op) {
+                _ if op == asked => true,
+                Some(site) => at.next().is_none() || site.inputs.contains(&value),
+                None => at.all(|(k, _)| {
+                    self.facts.readers(value).iter().any(|r| {
+                        graph.op(r.op).kind == plain.kind
+                            && (plain.kind.spec().commutative || r.operand == k)
+                    })
+                }),
+            }
+        })
+    }
+
+    fn describe_all(&self, values: &[ValueId]) -> String {
+        let all: Vec<String> = values.iter().map(|v| self.describe(*v)).collect();
+        match all.is_empty() {
+            true => "nothing".into(),
+            false => all.join(", "),
+        }
+    }
+
     /// Pairs two operations of one kind; a host operation is given once.
     fn pair(&mut self, op: usize, host: OpId) {
         if self.taken.contains_key(&host) {
@@ -287,9 +437,11 @@ impl<'a, 'g> Match<'a, 'g> {
         let plain = &self.plain.ops[op];
         let graph = self.facts.graph();
         let inputs = &graph.op(host).inputs;
-        let order: Vec<usize> = match swapped {
-            true => vec![1, 0],
-            false => (0..inputs.len().max(plain.inputs.len())).collect(),
+        let context = self.context.contains(&op);
+        let order: Vec<usize> = match (swapped, context) {
+            (true, _) => vec![1, 0],
+            (false, true) => (0..plain.inputs.len()).collect(),
+            (false, false) => (0..inputs.len().max(plain.inputs.len())).collect(),
         };
         self.open.remove(&op);
         let mut bindings: Vec<(&str, Bound)> = Vec::new();
@@ -307,6 +459,12 @@ impl<'a, 'g> Match<'a, 'g> {
                 (Some(name), seen) if self.is_slot(name) => {
                     slots.push((name, seen));
                     self.slot_conflict(name, seen)
+                }
+                (Some(name), Some(seen)) if context => {
+                    let root = self.facts.appended(seen);
+                    let bound = Bound::Value { root, seen: root };
+                    bindings.push((name, bound));
+                    self.value_conflict(name, bound)
                 }
                 (Some(name), Some(seen)) => {
                     let root = self.facts.tensor(seen);
@@ -496,6 +654,9 @@ impl<'a, 'g> Match<'a, 'g> {
     pub fn missing(&self, op: usize) -> Missing {
         let plain = &self.plain.ops[op];
         let graph = self.facts.graph();
+        if let Some(role) = role(plain) {
+            return self.missing_call(op, role);
+        }
         if let Some(host) = self.pairs[op].filter(|_| self.open.contains(&op)) {
             return Missing {
                 operand: plain
@@ -575,6 +736,35 @@ impl<'a, 'g> Match<'a, 'g> {
         }
     }
 
+    fn missing_call(&self, op: usize, role: &str) -> Missing {
+        let plain = &self.plain.ops[op];
+        let path = self.roles.get(role);
+        let Some(site) = self.calls.get(&op) else {
+            return Missing {
+                operand: plain.outputs.join(", "),
+                expected: format!("operations in the module of role `{role}`"),
+                found: match path {
+                    Some(path) => format!("the graph runs nothing in `{path}`"),
+                    None => "the seam has no such role".into(),
+                },
+                host_path: path.cloned(),
+            };
+        };
+        let open = |n: &&String| !self.values.contains_key(*n);
+        let result = plain.outputs.iter().find(open);
+        let (side, pool) = match &result {
+            Some(_) => ("result", &site.results),
+            None => ("input", &site.inputs),
+        };
+        let name = result.or_else(|| plain.inputs.iter().flatten().find(open));
+        Missing {
+            operand: name.cloned().unwrap_or_else(|| plain.outputs.join(", ")),
+            expected: format!("one {side} of `{}`", site.path),
+            found: self.describe_all(pool),
+            host_path: Some(site.path.clone()),
+        }
+    }
+
     fn list(&self, ops: impl Iterator<Item = OpId>) -> String {
         let mut words: Vec<String> = ops
             .map(|op| {
@@ -589,6 +779,21 @@ impl<'a, 'g> Match<'a, 'g> {
             words.join(", ")
         }
     }
+}
+
+/// The role a call runs.
+fn role(op: &PlainOp) -> Option<&str> {
+    match (op.kind, op.attrs.get("role")) {
+        (OpKind::Call, Some(PlainAttr::Equal(role))) => role.as_word(),
+        _ => None,
+    }
+}
+
+fn context(plain: &Plain) -> BTreeSet<usize> {
+    let inside: BTreeSet<usize> = plain.spans.iter().flat_map(|s| plain.span_ops(s)).collect();
+    (0..plain.ops.len())
+        .filter(|op| plain.ops[*op].anchor && !inside.contains(op))
+        .collect()
 }
 
 /// The explanation of an operation that stayed unpaired.

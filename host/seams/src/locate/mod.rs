@@ -8,6 +8,7 @@
 //! span is bound, who keeps an operation two seams want ([`crate::ownership`]).
 
 mod attrs;
+mod calls;
 mod combos;
 mod matching;
 mod spans;
@@ -18,7 +19,7 @@ use indexmap::IndexMap;
 use structures_catalog::spec::{Plain, Spec};
 use structures_catalog::CatalogError;
 use structures_graph::tree::{family_template, parent_path};
-use structures_graph::{Attrs, Graph, OpId, ValueId};
+use structures_graph::{Attrs, Graph, OpId, OpKind, ValueId};
 
 use crate::facts::HostFacts;
 use crate::refusal::{code, Refusal};
@@ -52,7 +53,8 @@ pub fn locate(graph: &Graph, spec: &Spec, seam: &Seam) -> Vec<Located> {
     Locator::new(graph).locate(spec, seam)
 }
 
-/// Every place of a structure that is found by its anchor operation.
+/// Every place of a structure that is found by its anchor operation. A place where none of its operations with a
+/// weight has a counterpart is not this structure, and is left out.
 pub fn locate_anchored(graph: &Graph, spec: &Spec) -> Vec<Located> {
     Locator::new(graph).locate_anchored(spec)
 }
@@ -67,6 +69,8 @@ pub struct Locator<'g> {
 struct Outcome {
     combo: Combo,
     spans: Vec<SpanOutcome>,
+    /// Whether an operation with a weight is paired; `None` when there is none.
+    weighted: Option<bool>,
 }
 
 struct SpanOutcome {
@@ -108,7 +112,7 @@ impl<'g> Locator<'g> {
             }
         }
         if readers.is_empty() {
-            return vec![self.settle(spec, seam, &plains, None)];
+            return vec![self.settle(spec, seam, &plains, None).0];
         }
         readers
             .iter()
@@ -116,7 +120,8 @@ impl<'g> Locator<'g> {
             .map(|(i, reader)| {
                 let mut one = seam.clone();
                 one.key = format!("{}#{i}", seam.key);
-                self.settle(spec, &one, &plains, Some(Choice::Reader(*reader)))
+                let choice = Some(Choice::Reader(*reader));
+                self.settle(spec, &one, &plains, choice).0
             })
             .collect()
     }
@@ -137,23 +142,27 @@ impl<'g> Locator<'g> {
             .op_ids()
             .filter(|op| kinds.contains(&graph.op(*op).kind))
         {
-            let mut seam = anchored_seam(spec, &graph.op(op).module);
+            let seam = anchored_seam(spec, &graph.op(op).module);
+            let mut located = match expand_all(spec, &seam) {
+                Err(reason) => nowhere(&seam, code::ENTRY_INVALID, reason),
+                Ok(plains) => match self.settle(spec, &seam, &plains, Some(Choice::Anchor(op))) {
+                    (_, false) => continue,
+                    (located, true) => located,
+                },
+            };
             let n = used.entry(seam.path.clone()).or_insert(0);
             if *n > 0 {
-                seam.key = format!("{}#{n}", seam.path);
+                located.seam.key = format!("{}#{n}", seam.path);
             }
             *n += 1;
-            out.push(match expand_all(spec, &seam) {
-                Err(reason) => nowhere(&seam, code::ENTRY_INVALID, reason),
-                Ok(plains) => self.settle(spec, &seam, &plains, Some(Choice::Anchor(op))),
-            });
+            out.push(located);
         }
         out
     }
 
     /// Whether a parameter has several readers of its operation's kind.
     fn several_readers(&self, plain: &Plain, seam: &Seam) -> Readers {
-        let m = Match::new(&self.facts, plain, &seam.weights);
+        let m = Match::new(&self.facts, plain, seam);
         let weighted: Vec<usize> = (0..plain.ops.len())
             .filter(|op| plain.ops[*op].inputs.iter().flatten().any(|n| m.is_slot(n)))
             .collect();
@@ -179,18 +188,20 @@ impl<'g> Locator<'g> {
         Readers::Single
     }
 
+    /// What the combinations make of a seam, and whether it is one of this structure at all.
     fn settle(
         &self,
         spec: &Spec,
         seam: &Seam,
         plains: &[(Combo, Plain)],
         choice: Option<Choice>,
-    ) -> Located {
+    ) -> (Located, bool) {
         let outcomes: Vec<Outcome> = plains
             .iter()
             .map(|(combo, plain)| self.attempt(spec, plain, combo, seam, choice))
             .collect();
-        conclude(spec, seam, &outcomes)
+        let known = outcomes.iter().any(|o| o.weighted != Some(false));
+        (conclude(spec, seam, &outcomes), known)
     }
 
     fn attempt(
@@ -201,7 +212,7 @@ impl<'g> Locator<'g> {
         seam: &Seam,
         choice: Option<Choice>,
     ) -> Outcome {
-        let mut m = Match::new(&self.facts, plain, &seam.weights);
+        let mut m = Match::new(&self.facts, plain, seam);
         let mut chosen = HashMap::new();
         for (i, op) in plain.ops.iter().enumerate() {
             let host = match choice {
@@ -251,12 +262,16 @@ impl<'g> Locator<'g> {
         Outcome {
             combo: combo.clone(),
             spans,
+            weighted: m.weighted(),
         }
     }
 
     /// The host operation of a paired operation whose attributes match.
     fn shows(&self, plain: &Plain, m: &Match<'_, '_>, seam: &Seam, op: usize) -> Option<OpId> {
         let host = m.good(op)?;
+        if plain.ops[op].kind == OpKind::Call {
+            return Some(host);
+        }
         let dims: BTreeMap<String, u64> = seam.dims.iter().map(|(k, v)| (k.clone(), *v)).collect();
         let graph = self.facts.graph();
         let mut params = Attrs::new();

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use indexmap::IndexMap;
+use structures_catalog::constraint::{first_broken, Known};
 use structures_catalog::spec::{ConstFill, Plain, SpanDecl};
-use structures_graph::{Attrs, OpId, Origin, ValueId};
+use structures_graph::{AttrValue, Attrs, Op, OpId, OpKind, Origin, ValueId};
 
 use super::attrs;
 use super::matching::{Bound, Match};
-use crate::dims::Solver;
+use crate::dims::{Inconsistent, Solver};
 use crate::facts::HostFacts;
 use crate::refusal::{code, Refusal};
 use crate::seam::{Seam, SlotWeight, WeightAddress};
@@ -92,29 +93,51 @@ pub fn judge(
         Err((solver, _)) => &solver.known,
     };
     let mut params = Attrs::new();
-    for (op, host) in &hosts {
+    let alone = || hosts.iter().filter(|(op, _)| !is_call(plain, *op));
+    for (op, host) in alone() {
         let (plain, host) = (&plain.ops[*op], facts.graph().op(*host));
-        attrs::check(facts.graph(), plain, host, solved, &mut params).map_err(|e| {
-            let reason = format!(
-                "`{}` of {} at `{}` is {}, expected {}",
-                e.name, host.kind, host.module, e.found, e.expected
-            );
-            let refusal = refuse(code::ATTR_UNMATCHED, reason).expected_found(e.expected, e.found);
-            fell(
-                Stage::Attributes,
-                Refusal {
-                    op: Some(host.kind.name().into()),
-                    operand: Some(e.name),
-                    host_path: Some(host.module.clone()),
-                    ..refusal
-                },
-            )
-        })?;
+        attrs::check(facts.graph(), plain, host, solved, &mut params)
+            .map_err(|e| fell(Stage::Attributes, unmatched(host, e, &refuse)))?;
     }
-    let solver = dims.map_err(|(_, r)| fell(Stage::Dims, r))?;
+    let mut solver = dims.map_err(|(_, r)| fell(Stage::Dims, r))?;
+    let inconsistent = |e: Inconsistent| fell(Stage::Dims, sized_wrongly(seam, e));
+    for (symbol, param) in &plain.symbols {
+        if let Some(AttrValue::Int(n)) = params.get(param) {
+            if let Ok(n) = u64::try_from(*n) {
+                solver.learn(symbol, n).map_err(inconsistent)?;
+            }
+        }
+    }
+    for (op, host) in alone() {
+        let (plain, host) = (&plain.ops[*op], facts.graph().op(*host));
+        attrs::check_dims(facts.graph(), plain, host, &mut solver)
+            .map_err(|e| fell(Stage::Attributes, unmatched(host, e, &refuse)))?;
+    }
+    solver.finish().map_err(inconsistent)?;
+    for (symbol, param) in &plain.symbols {
+        if let Some(n) = solver
+            .known
+            .get(symbol)
+            .and_then(|n| i64::try_from(*n).ok())
+        {
+            params.entry(param.clone()).or_insert(AttrValue::Int(n));
+        }
+    }
+    let known = Known {
+        size: &|s| solver.known.get(s).copied(),
+        params: &params,
+        present: &|n| plain.source(n).is_some(),
+    };
+    if let Some(broken) = first_broken(&plain.constraints, &known) {
+        let reason = format!("expected `{}`, found {}", broken.that, broken.found);
+        let refusal = refuse(&broken.code, reason).expected_found(&broken.that, &broken.found);
+        return Err(fell(Stage::Dims, refusal));
+    }
 
-    let members: BTreeSet<OpId> = hosts.iter().map(|(_, h)| *h).collect();
-    let region = Region::new(facts, members);
+    let members: BTreeSet<OpId> = ops.iter().flat_map(|op| m.hosts(*op)).collect();
+    let shared = ops.iter().filter(|op| plain.ops[**op].shared);
+    let shared: BTreeSet<OpId> = shared.flat_map(|op| m.hosts(*op)).collect();
+    let region = Region::alone(facts, members, &shared, &output_values(m, span));
     region
         .interior(&output_values(m, span), &refuse)
         .map_err(|r| fell(Stage::Interior, r))?;
@@ -166,6 +189,33 @@ pub fn judge(
         dims: solver.known.into_iter().collect(),
         ops: region.into_ops(),
     })
+}
+
+fn unmatched(host: &Op, e: attrs::Unmatched, refuse: &dyn Fn(&str, String) -> Refusal) -> Refusal {
+    let reason = format!(
+        "`{}` of {} at `{}` is {}, expected {}",
+        e.name, host.kind, host.module, e.found, e.expected
+    );
+    Refusal {
+        op: Some(host.kind.name().into()),
+        operand: Some(e.name),
+        host_path: Some(host.module.clone()),
+        ..refuse(code::ATTR_UNMATCHED, reason).expected_found(e.expected, e.found)
+    }
+}
+
+fn sized_wrongly(seam: &Seam, e: Inconsistent) -> Refusal {
+    let reason = format!("`{}`: expected {}, found {}", e.name, e.expected, e.found);
+    let refusal = Refusal::new(&seam.path, &seam.structure, code::DIMS_INCONSISTENT, reason);
+    Refusal {
+        operand: Some(e.name),
+        ..refusal.expected_found(e.expected, e.found)
+    }
+}
+
+/// A call has no attributes of its own on the host, and its operands no positions.
+fn is_call(plain: &Plain, op: usize) -> bool {
+    plain.ops[op].kind == OpKind::Call
 }
 
 /// The host operation of every operation of the span, or the first that has none.
@@ -272,22 +322,48 @@ fn sizes(
         };
         outcome = outcome.and(one);
     }
-    match outcome.and_then(|()| solver.finish()) {
-        Ok(()) => Ok(solver),
-        Err(e) => {
-            let reason = format!("`{}`: expected {}, found {}", e.name, e.expected, e.found);
-            let refusal =
-                Refusal::new(&seam.path, &seam.structure, code::DIMS_INCONSISTENT, reason)
-                    .expected_found(e.expected, e.found);
-            Err((
-                solver,
-                Refusal {
-                    operand: Some(e.name),
-                    ..refusal
-                },
-            ))
+    for op in ops {
+        for (k, name) in plain.ops[*op].outputs.iter().enumerate() {
+            if let Some(view) = plain.ops[*op].view(k) {
+                for value in read_as(facts, plain, m, ops, name) {
+                    let one = solver.viewed(name, view, &graph.value(value).dims);
+                    outcome = outcome.and(one);
+                }
+            }
         }
     }
+    match outcome.and_then(|()| solver.finish()) {
+        Ok(()) => Ok(solver),
+        Err(e) => Err((solver, sized_wrongly(seam, e))),
+    }
+}
+
+/// The host values as which readers inside the span, or the boundary, see a value.
+fn read_as(
+    facts: &HostFacts<'_>,
+    plain: &Plain,
+    m: &Match<'_, '_>,
+    ops: &[usize],
+    name: &str,
+) -> Vec<ValueId> {
+    let mut seen: Vec<ValueId> = Vec::new();
+    for reader in ops
+        .iter()
+        .filter(|o| !plain.ops[**o].kind.spec().commutative && !is_call(plain, **o))
+    {
+        let operands = plain.ops[*reader].inputs.iter();
+        for (k, _) in operands
+            .enumerate()
+            .filter(|(_, n)| n.as_deref() == Some(name))
+        {
+            let host = m.good(*reader).map(|h| facts.graph().op(h));
+            seen.extend(host.and_then(|h| h.inputs.get(k).copied().flatten()));
+        }
+    }
+    if let Some(Bound::Value { seen: bound, .. }) = m.values.get(name) {
+        seen.push(*bound);
+    }
+    seen
 }
 
 /// The slots a span reads, as the graph shows them.
@@ -392,6 +468,32 @@ impl<'a, 'g> Region<'a, 'g> {
                 .map(|(op, _)| op),
         );
         Region { facts, ops }
+    }
+
+    /// Operations without those shared ones whose results the host reads elsewhere too: it keeps them, and the span
+    /// computes them again.
+    fn alone(
+        facts: &'a HostFacts<'g>,
+        mut members: BTreeSet<OpId>,
+        shared: &BTreeSet<OpId>,
+        outputs: &BTreeSet<ValueId>,
+    ) -> Self {
+        let graph = facts.graph();
+        loop {
+            let region = Region::new(facts, members.clone());
+            let read_outside = |value: &ValueId| {
+                let readers = facts.direct_readers(*value).iter();
+                let given = !facts.own_output_names(*value).is_empty();
+                !outputs.contains(&facts.tensor(*value))
+                    && (given || readers.into_iter().any(|(op, _)| !region.ops.contains(op)))
+            };
+            let mut kept = members.intersection(shared);
+            let leave = kept.find(|op| graph.op(**op).outputs.iter().any(read_outside));
+            match leave.copied() {
+                Some(op) if members.len() > 1 => members.remove(&op),
+                _ => return region,
+            };
+        }
     }
 
     fn into_ops(self) -> Vec<OpId> {

@@ -16,8 +16,7 @@ use crate::ports::{self, Rows};
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
-    structure: "decoder_ffn",
-    spans: &["block", "ffn"],
+    formats: &Format::ALL,
     points: &["x_after_norm", "act_after_mul"],
     scale_groups: &[&["w_gate", "w_up"]],
     variants: &[
@@ -25,7 +24,7 @@ pub const LEAF: Leaf = Leaf {
         ("norm_weight_mode", &["direct", "offset"]),
         ("conditioning", &["none", "ada_ln"]),
     ],
-    bind,
+    ..Leaf::plain("decoder_ffn", &["block", "ffn"], bind)
 };
 
 /// What the span `block` has around the span `ffn`.

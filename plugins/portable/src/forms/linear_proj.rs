@@ -14,17 +14,15 @@ use crate::ports::{self, Rows};
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
-    structure: "linear_proj",
-    spans: &["proj"],
+    formats: &Format::ALL,
     points: &["x"],
-    scale_groups: &[],
     // `bf16` is the axis' word for "the boundary dtype"; wires are not consumed here.
     variants: &[
         ("in_dtype", &["bf16"]),
         ("bias", &["none", "add"]),
         ("epilogue", &["none", "gelu_quant_fp8", "residual_add"]),
     ],
-    bind,
+    ..Leaf::plain("linear_proj", &["proj"], bind)
 };
 
 enum Epilogue {

@@ -12,12 +12,13 @@ use crate::ports::{self, Rows};
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
-    structure: "qkv_pack",
-    spans: &["pack"],
+    formats: &Format::ALL,
     points: &["x"],
     scale_groups: &[&["w_*"]],
-    variants: &[("bind", &["leaf"])],
-    bind,
+    // `bf16_fused_quant` is the axis' word for "as it comes"; an input that is already quantised is a
+    // wire, which this backend does not consume.
+    variants: &[("bind", &["leaf"]), ("in_dtype", &["bf16_fused_quant"])],
+    ..Leaf::plain("qkv_pack", &["pack"], bind)
 };
 
 struct Sibling {
@@ -42,11 +43,6 @@ fn bind(
     format: Format,
     request: &BindRequest<'_>,
 ) -> Result<Box<dyn BoundForm>, Failure> {
-    // An input that is already quantised is a wire, which this backend does not consume.
-    if let Some(value @ "fp8_static") = request.params.variant.get("in_dtype").map(String::as_str) {
-        let text = format!("axis `in_dtype` is {value}");
-        return Err(Failure::refused("format_no_variant", text));
-    }
     let outputs = &request.params.outputs;
     let mut weights = Vec::new();
     let mut siblings: Vec<Sibling> = Vec::new();

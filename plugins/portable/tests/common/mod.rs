@@ -3,7 +3,7 @@
 
 #![allow(dead_code)] // each test binary uses its own part
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use structures_plugin_api::abi::{CallCtx, Contract};
 use structures_plugin_api::describe::{BindParams, FormDecl, WeightFormat};
@@ -61,6 +61,12 @@ pub struct Case {
     pub outputs: Vec<(String, Vec<usize>)>,
     /// Point -> amax.
     pub amax: BTreeMap<String, f32>,
+    /// Point -> content.
+    pub content: BTreeMap<String, Values>,
+    /// Symbol -> size.
+    pub dims: BTreeMap<String, u64>,
+    /// Inputs that are f32 whatever the boundary is.
+    pub wide: BTreeSet<String>,
 }
 
 impl Case {
@@ -87,16 +93,28 @@ impl Case {
     }
 }
 
+/// The declaration of a form.
+pub fn declaration(structure: &str, form: &str) -> Option<FormDecl> {
+    let description = Portable::description();
+    description.form(structure, form).cloned()
+}
+
 /// Binds and calls once. Weights are shown once as they lie and once through swapped strides.
 pub fn run(form: &str, case: &Case, swapped: bool) -> Result<Vec<Vec<f32>>, Failure> {
-    let rows = case.outputs[0].1.iter().rev().skip(1).product::<usize>();
+    let lead = |dims: &Vec<usize>| dims.iter().rev().skip(1).product::<usize>();
+    let given = case.inputs.iter().filter_map(|(_, v)| v.as_ref());
+    let dims = given
+        .map(|v| &v.dims)
+        .chain(case.outputs.iter().map(|o| &o.1));
+    let rows = dims.map(lead).max().unwrap_or(1);
     let contract = Contract::capacity(case.dtype, rows as u64);
+    let newest = declaration(&case.structure, form).and_then(|d| d.spec_versions.last().copied());
     let params = BindParams {
         structure: case.structure.clone(),
-        version: 1,
+        version: newest.unwrap_or(1),
         variant: case.variant.clone(),
         params: case.params.clone(),
-        dims: BTreeMap::new(),
+        dims: case.dims.clone(),
         inputs: case.inputs.iter().map(|(name, _)| name.clone()).collect(),
         outputs: case.outputs.iter().map(|(name, _)| name.clone()).collect(),
         states: Vec::new(),
@@ -112,6 +130,8 @@ pub fn run(form: &str, case: &Case, swapped: bool) -> Result<Vec<Vec<f32>>, Fail
         .map(|p| format!("{p}|amax|tensor"))
         .collect();
     let values: Vec<[f32; 1]> = case.amax.values().map(|v| [*v]).collect();
+    let named = |p: &String| format!("{p}|content|tensor");
+    let contents: Vec<String> = case.content.keys().map(named).collect();
     let mut request = BindRequest::new(form, &case.span, params, &contract);
     for ((name, _), stored) in case.weights.iter().zip(&stored) {
         request = request.with_weight(name, stored.tensor());
@@ -119,16 +139,26 @@ pub fn run(form: &str, case: &Case, swapped: bool) -> Result<Vec<Vec<f32>>, Fail
     for (name, value) in names.iter().zip(&values) {
         request = request.with_statistic(name, Tensor::from_f32(value, &[])?);
     }
+    for (name, content) in contents.iter().zip(case.content.values()) {
+        request = request.with_statistic(name, Tensor::from_f32(&content.data, &content.dims)?);
+    }
     let backend = Portable::open(Host::detached())?;
     let mut bound = backend.bind(&request)?;
     drop(request);
     drop(stored);
-    assert!(bound.facts().packed_bytes > 0 && bound.facts().scratch_bytes > 0);
+    let packs = case.weights.iter().any(|(_, v)| v.is_some());
+    assert!(bound.facts().packed_bytes > 0 || !packs);
 
     let inputs: Vec<Stored> = case
         .inputs
         .iter()
-        .map(|(_, v)| Stored::new(v.as_ref(), case.dtype, false))
+        .map(|(name, v)| {
+            let dtype = match case.wide.contains(name) {
+                true => DType::F32,
+                false => case.dtype,
+            };
+            Stored::new(v.as_ref(), dtype, false)
+        })
         .collect();
     let inputs: Vec<Tensor<'_>> = inputs.iter().map(Stored::tensor).collect();
     // Poisoned, so that what the form does not write is seen; twice, so that a call leaves nothing.

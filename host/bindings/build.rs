@@ -1,4 +1,4 @@
-//! Embeds `bindings/*.yaml`: adding a host family's binding is adding its file, nothing else.
+//! Embeds `bindings/*.yaml`: adding a binding is adding its file, nothing else.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

@@ -1,0 +1,93 @@
+//! `norm_fused`: layer norm with its affine part, in f32, rounded once.
+
+use structures_plugin_api::abi::{CallCtx, FormFacts};
+use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
+
+use super::Leaf;
+use crate::format::Format;
+use crate::norm;
+use crate::ports::{self, Rows};
+use crate::Shared;
+
+pub const LEAF: Leaf = Leaf {
+    variants: &[("norm", &["layer"])],
+    ..Leaf::plain("norm_fused", &["norm"], bind)
+};
+
+struct Norm {
+    shared: Shared,
+    rows: Rows,
+    w: Vec<f32>,
+    b: Vec<f32>,
+    eps: f32,
+    x: usize,
+    y: usize,
+}
+
+fn bind(
+    shared: &Shared,
+    _format: Format,
+    request: &BindRequest<'_>,
+) -> Result<Box<dyn BoundForm>, Failure> {
+    let w = request.required_weight("w")?;
+    let [d] = ports::dims("slot `w`", &w)?;
+    if d == 0 {
+        return Err(Failure::refused("dims_inconsistent", "rows of width 0"));
+    }
+    let norm = Norm {
+        shared: shared.clone(),
+        rows: Rows::of(request)?,
+        w: w.to_f32_vec()?,
+        b: request.weight_of_dims("b", &[d])?.to_f32_vec()?,
+        eps: request.number("eps")? as f32,
+        x: ports::position(&request.params.inputs, "x")?,
+        y: ports::position(&request.params.outputs, "y")?,
+    };
+    shared
+        .pool
+        .reserve(norm.buffers(norm.rows.reserved()).iter().sum());
+    Ok(Box::new(norm))
+}
+
+impl Norm {
+    /// Sizes of: x, y.
+    fn buffers(&self, rows: usize) -> [usize; 2] {
+        [rows * self.w.len(); 2]
+    }
+}
+
+impl BoundForm for Norm {
+    fn facts(&self) -> FormFacts {
+        let scratch: usize = self.buffers(self.rows.reserved()).iter().sum();
+        FormFacts {
+            packed_bytes: 8 * self.w.len() as u64,
+            scratch_bytes: 4 * scratch as u64,
+            workspace_bytes: 0,
+        }
+    }
+
+    fn call(
+        &mut self,
+        _ctx: &CallCtx,
+        inputs: &[Tensor<'_>],
+        outputs: &mut [TensorMut<'_>],
+        _states: &mut [TensorMut<'_>],
+    ) -> Result<(), Failure> {
+        let d = self.w.len();
+        let given = ports::required(inputs, self.x)?;
+        let rows = self.rows.admit(Some(given), d)?;
+        let out = self.rows.output(outputs, self.y, rows, d)?;
+        let sizes = self.buffers(rows);
+        let mut lease = self.shared.pool.take(sizes.iter().sum());
+        let [x, y] = lease.split(sizes);
+        let x = ports::floats(&given, x)?;
+        self.shared.host.parallel_chunks(y, d, |row, y| {
+            let x = &x[row * d..][..d];
+            let (mean, inverse) = norm::layer(x, self.eps);
+            for (i, y) in y.iter_mut().enumerate() {
+                *y = (x[i] - mean) * inverse * self.w[i] + self.b[i];
+            }
+        });
+        out.write_f32(y)
+    }
+}

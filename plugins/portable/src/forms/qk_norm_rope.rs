@@ -1,0 +1,174 @@
+//! `qk_norm_rope`: RMS norm of q and k over a head or over the whole projection, then rotary
+//! embedding of the first channels of each head; f32 throughout, rounded once.
+//!
+//! v passes the structure unchanged, so no span lists it.
+
+use structures_plugin_api::abi::{CallCtx, FormFacts};
+use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
+
+use super::Leaf;
+use crate::format::Format;
+use crate::norm;
+use crate::ports::{self, Rows};
+use crate::rope::{Layout, Tables};
+use crate::Shared;
+
+pub const LEAF: Leaf = Leaf {
+    variants: &[
+        ("normalization_scope", &["per_head", "projection"]),
+        ("rope_layout", &["half", "interleaved"]),
+        ("rotary_extent", &["full", "partial"]),
+        ("norm_weight_mode", &["direct", "offset"]),
+        // The axis' word for "the boundary dtype"; nothing is quantised here.
+        ("out_dtype", &["bf16"]),
+    ],
+    ..Leaf::plain("qk_norm_rope", &["rope"], bind)
+};
+
+/// One of q and k.
+struct Side {
+    heads: usize,
+    /// `w` or `1 + w`, for one head or for all of them.
+    norm: Vec<f32>,
+    input: usize,
+    output: usize,
+}
+
+struct NormRope {
+    shared: Shared,
+    rows: Rows,
+    sides: [Side; 2],
+    eps: f32,
+    layout: Layout,
+    d: usize,
+    /// Channels that turn.
+    rotary: usize,
+    tables: [usize; 2],
+}
+
+fn bind(
+    shared: &Shared,
+    _format: Format,
+    request: &BindRequest<'_>,
+) -> Result<Box<dyn BoundForm>, Failure> {
+    let d = request.dim("D")?;
+    let whole = request.axis("normalization_scope")? == "projection";
+    let plus = match request.axis("norm_weight_mode")? {
+        "offset" => 1.0,
+        _ => 0.0,
+    };
+    let (inputs, outputs) = (&request.params.inputs, &request.params.outputs);
+    let side = |symbol: &str, slot: &str, input: &str, output: &str| {
+        let heads = request.dim(symbol)?;
+        let expected = if whole { heads * d } else { d };
+        let weight = request.required_weight(slot)?;
+        if weight.rank() != 1 || weight.len() != expected {
+            let text = format!(
+                "slot `{slot}` has dims {:?}, expected [{expected}]",
+                weight.dims()
+            );
+            return Err(Failure::refused("bad_norm_weight", text));
+        }
+        let norm = weight.to_f32_vec()?;
+        Ok(Side {
+            heads,
+            norm: norm.into_iter().map(|w| w + plus).collect(),
+            input: ports::position(inputs, input)?,
+            output: ports::position(outputs, output)?,
+        })
+    };
+    let rope = NormRope {
+        shared: shared.clone(),
+        rows: Rows::of(request)?,
+        sides: [
+            side("Hq", "q_norm_weight", "q", "q_after_rope")?,
+            side("Hkv", "k_norm_weight", "k", "k_after_rope")?,
+        ],
+        eps: request.number("eps")? as f32,
+        layout: Layout::from_axis(request.axis("rope_layout")?)?,
+        d,
+        rotary: rotary(request, d)?,
+        tables: [
+            ports::position(inputs, "cos")?,
+            ports::position(inputs, "sin")?,
+        ],
+    };
+    Ok(Box::new(rope))
+}
+
+/// Channels that turn: all of them, or as many as the host says.
+fn rotary(request: &BindRequest<'_>, d: usize) -> Result<usize, Failure> {
+    let full = request.axis("rotary_extent")? == "full";
+    let given = request.params.params.get("rotary_dim");
+    let rotary = match given.filter(|value| !value.is_null()) {
+        None if full => d as f64,
+        _ => request.number("rotary_dim")?,
+    };
+    let pairs = rotary / 2.0;
+    let fits = pairs.fract() == 0.0 && pairs > 0.0 && rotary <= d as f64;
+    if !fits || (full && rotary != d as f64) {
+        let text = format!("{rotary} rotary channels of a head of {d}, full: {full}");
+        return Err(Failure::refused("bad_rotary_dim", text));
+    }
+    Ok(rotary as usize)
+}
+
+impl BoundForm for NormRope {
+    /// Buffers depend on how many rows of heads a call has.
+    fn facts(&self) -> FormFacts {
+        let norms: usize = self.sides.iter().map(|side| side.norm.len()).sum();
+        FormFacts {
+            packed_bytes: 4 * norms as u64,
+            ..FormFacts::default()
+        }
+    }
+
+    fn call(
+        &mut self,
+        _ctx: &CallCtx,
+        inputs: &[Tensor<'_>],
+        outputs: &mut [TensorMut<'_>],
+        _states: &mut [TensorMut<'_>],
+    ) -> Result<(), Failure> {
+        let d = self.d;
+        let q = ports::required(inputs, self.sides[0].input)?;
+        self.rows.admit(Some(q), d)?;
+        let [batch, tokens, ..] = ports::dims::<4>("q", &q)?;
+        let [cos, sin] = self.tables.map(|at| ports::required(inputs, at));
+        let (cos, sin) = (cos?, sin?);
+        let widest = self.sides.iter().map(|side| side.heads).max().unwrap_or(0);
+        let wide = batch * tokens * widest * d;
+        let sizes = [wide, wide, cos.len(), sin.len()];
+        let mut lease = self.shared.pool.take(sizes.iter().sum());
+        let [buffer, y, cos_buffer, sin_buffer] = lease.split(sizes);
+        let widths = [self.rotary / 2];
+        let buffers = [cos_buffer, sin_buffer];
+        let tables = Tables::of([cos, sin], batch, tokens, &widths, buffers)?;
+        for side in &self.sides {
+            let x = ports::required(inputs, side.input)?;
+            let dims = [batch, tokens, side.heads, d];
+            ports::expect_dims("q or k", &x, &dims)?;
+            self.rows.check_dtype("q or k", &x)?;
+            let len = x.len();
+            let x = ports::floats(&x, &mut buffer[..len])?;
+            let (y, row) = (&mut y[..len], side.heads * d);
+            self.shared.host.parallel_chunks(y, row.max(1), |at, y| {
+                y.copy_from_slice(&x[at * row..][..row]);
+                for part in y.chunks_exact_mut(side.norm.len()) {
+                    let inverse = norm::rms(part, self.eps);
+                    for (value, w) in part.iter_mut().zip(&side.norm) {
+                        *value = *value * inverse * w;
+                    }
+                }
+                let (cos, sin) = tables.at(at / tokens, at % tokens);
+                for head in y.chunks_exact_mut(d) {
+                    self.layout.turn(&mut head[..self.rotary], cos, sin);
+                }
+            });
+            self.rows
+                .output_of(outputs, side.output, &dims)?
+                .write_f32(y)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,649 @@
+//! One form on one case: operands, reference, bind, call, comparison.
+//!
+//! The reference is the entry's own dataflow on the operands as the form keeps them, so what is left is the form's
+//! own error. Outputs are poisoned first. An unquantised f32 form is held to 1e-5 of the largest value, any other to
+//! what it declares.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use candle_core::{DType as HostType, Tensor};
+use structures::gates::bind_parity;
+use structures::trial::{reference, round_weights, NamedWeight, Trial};
+use structures_catalog::solve::dim_size;
+use structures_catalog::spec::{DimExpr, PlainOp, Source, SpanDecl};
+use structures_catalog::{verify, Catalog, CatalogError, Feed, Spec};
+use structures_graph::{AttrValue, Attrs, OpKind};
+use structures_plugin_api::describe::{BindParams, FormDecl, ProbeShapes, StatisticDecl};
+use structures_plugin_api::DType;
+
+use crate::cases::{drafts, Draft, Values, ROWS};
+use crate::error::SuiteError;
+use crate::executor::{Executor, Request};
+use crate::operand::Operand;
+use crate::random::Random;
+
+/// Largest difference of an unquantised form at an f32 boundary, as a share of the largest reference value.
+pub const EXACT: f32 = 1e-5;
+/// Relative L2 that a bf16 boundary may cost whatever a form declares: both sides round every step, one in some
+/// values the other way.
+pub const BF16: f64 = 1e-2;
+
+/// What became of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// Within the tolerance.
+    Passed,
+    /// Wrong, or broken.
+    Failed,
+    /// The plugin said no to what it declares.
+    Refused,
+}
+
+/// One judged case.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Plugin.
+    pub plugin: String,
+    /// Form.
+    pub form: String,
+    /// Structure.
+    pub structure: String,
+    /// Version.
+    pub version: u32,
+    /// Span; empty when the row is about the form.
+    pub span: String,
+    /// For people.
+    pub case: String,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// How far off: share of the largest value, or relative L2.
+    pub error: Option<f64>,
+    /// `parity`, `non_finite`, `unwritten`, `reference`, `no_case`, `structure_unknown`, or the plugin's own code.
+    pub code: Option<String>,
+    /// Expected and found.
+    pub reason: Option<String>,
+}
+
+impl Row {
+    /// Whether all is well.
+    pub fn passed(&self) -> bool {
+        self.outcome == Outcome::Passed
+    }
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Row {
+            plugin,
+            form,
+            structure,
+            version,
+            span,
+            case,
+            ..
+        } = self;
+        let outcome = format!("{:?}", self.outcome).to_lowercase();
+        write!(
+            f,
+            "{outcome} {plugin} {structure} v{version} {form} {span} ({case})"
+        )?;
+        if let Some(error) = self.error {
+            write!(f, " error {error:.2e}")?;
+        }
+        if let Some(code) = &self.code {
+            write!(f, " {code}")?;
+        }
+        match &self.reason {
+            Some(reason) => write!(f, ": {reason}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Judges one form in every version it declares.
+///
+/// # Errors
+/// When the suite or an entry cannot go on; what the plugin does is in the rows.
+pub fn form(
+    executor: &dyn Executor,
+    catalog: &Catalog,
+    form: &FormDecl,
+) -> Result<Vec<Row>, SuiteError> {
+    let mut rows = Vec::new();
+    for version in &form.spec_versions {
+        let about = |code: &str, reason: String, span: &str| Row {
+            plugin: executor.description().id.clone(),
+            form: form.name.clone(),
+            structure: form.structure.clone(),
+            version: *version,
+            span: span.into(),
+            case: "any".into(),
+            outcome: Outcome::Failed,
+            error: None,
+            code: Some(code.into()),
+            reason: Some(reason),
+        };
+        let spec = match catalog.get_version(&form.structure, *version) {
+            Ok(spec) => spec,
+            Err(e) => {
+                rows.push(about("structure_unknown", e.to_string(), ""));
+                continue;
+            }
+        };
+        let drafts = drafts(spec, form)?;
+        let mut judged: BTreeSet<&str> = BTreeSet::new();
+        for (seed, draft) in drafts.iter().enumerate() {
+            let case = Judge {
+                executor,
+                spec,
+                form,
+                draft,
+            };
+            if let Some(verdict) = case.judge(seed as u64)? {
+                judged.insert(&draft.span);
+                rows.push(Row {
+                    span: draft.span.clone(),
+                    case: draft.name.clone(),
+                    outcome: verdict.outcome,
+                    error: verdict.error,
+                    code: verdict.code,
+                    reason: verdict.reason,
+                    ..about("", String::new(), "")
+                });
+            }
+        }
+        for span in form.spans.iter().filter(|s| !judged.contains(s.as_str())) {
+            let text = "no case of this span is within what the form declares".to_string();
+            rows.push(about("no_case", text, span));
+        }
+    }
+    Ok(rows)
+}
+
+struct Verdict {
+    outcome: Outcome,
+    error: Option<f64>,
+    code: Option<String>,
+    reason: Option<String>,
+}
+
+impl Verdict {
+    fn failed(code: &str, reason: String) -> Self {
+        Verdict {
+            outcome: Outcome::Failed,
+            error: None,
+            code: Some(code.into()),
+            reason: Some(reason),
+        }
+    }
+
+    fn refused(code: String, reason: String) -> Self {
+        Verdict {
+            outcome: Outcome::Refused,
+            error: None,
+            code: Some(code),
+            reason: Some(reason),
+        }
+    }
+}
+
+struct Judge<'a> {
+    executor: &'a dyn Executor,
+    spec: &'a Spec,
+    form: &'a FormDecl,
+    draft: &'a Draft,
+}
+
+/// A span's operands.
+struct Operands {
+    /// In the span's order; `None` for one that these axes do not read.
+    inputs: Vec<(String, Option<Operand>)>,
+    /// All slots that are there.
+    weights: Vec<(Source, Operand)>,
+}
+
+impl Judge<'_> {
+    /// `None` when the form does not declare this.
+    fn judge(&self, seed: u64) -> Result<Option<Verdict>, SuiteError> {
+        let plain = &self.draft.settled.plain;
+        let Some(span) = plain.span(&self.draft.span) else {
+            return Ok(None);
+        };
+        let ops: Vec<&PlainOp> = plain
+            .span_ops(span)
+            .iter()
+            .map(|i| &plain.ops[*i])
+            .collect();
+        let operands = self.operands(span, &ops, seed)?;
+        let rows = rows_of(&operands);
+        let shapes = self.shapes(rows);
+        if self.form.admits(&shapes).is_err() || !self.in_work(rows) {
+            return Ok(None);
+        }
+        match self.executor.probe(&self.form.name, &shapes) {
+            Ok(report) if report.probed => {}
+            Ok(report) => {
+                let code = report.code.unwrap_or_else(|| "entry_missing".into());
+                let reason = report.reason.unwrap_or_default();
+                return Ok(Some(Verdict::refused(code, reason)));
+            }
+            Err(e) => return Ok(Some(Verdict::failed(&e.code, e.to_string()))),
+        }
+
+        let params = self.params();
+        let named: Vec<NamedWeight> = operands
+            .weights
+            .iter()
+            .map(|(source, operand)| {
+                Ok(NamedWeight {
+                    name: source.name.clone(),
+                    layout: source.layout,
+                    tensor: operand.tensor()?.to_dtype(HostType::F32)?,
+                })
+            })
+            .collect::<Result<_, SuiteError>>()?;
+        let rounded = round_weights(&named, self.form)?;
+        let seen = match self.seen(span, &operands, &rounded, &params) {
+            Ok(seen) => seen,
+            Err(SuiteError::Catalog(CatalogError::Constraint { .. })) => return Ok(None),
+            Err(e) => return Ok(Some(Verdict::failed("reference", e.to_string()))),
+        };
+        let statistics = self.statistics(&seen);
+        let want = reference(
+            (self.spec, plain, &span.name),
+            self.feed(&operands, &rounded, &params)?,
+            &span.outputs,
+            self.form,
+            &statistics,
+        );
+        let want = match want {
+            Ok(want) => want,
+            Err(e) => return Ok(Some(Verdict::failed("reference", e.to_string()))),
+        };
+        let used = |name: &str| {
+            let mut read = ops.iter().flat_map(|op| op.inputs.iter().flatten());
+            read.any(|n| n == name)
+        };
+        let turned = |operand: &Operand| match self.draft.swapped {
+            true => operand.clone().swapped(),
+            false => operand.clone(),
+        };
+        let request = Request {
+            form: self.form.name.clone(),
+            span: span.name.clone(),
+            weights: operands
+                .weights
+                .iter()
+                .filter(|(source, _)| used(&source.name))
+                .map(|(source, operand)| (source.name.clone(), turned(operand)))
+                .collect(),
+            statistics: statistics.into_iter().collect(),
+            params: BindParams {
+                structure: self.spec.name.clone(),
+                version: self.spec.version,
+                variant: self.draft.variant.clone(),
+                params: params
+                    .iter()
+                    .map(|(name, value)| Ok((name.clone(), serde_json::to_value(value)?)))
+                    .collect::<Result<_, SuiteError>>()?,
+                dims: shapes.dims.clone(),
+                inputs: span.inputs.clone(),
+                outputs: span.outputs.clone(),
+                states: span.states.clone(),
+            },
+            dtype: self.draft.dtype,
+            capacity: rows,
+        };
+        let bound = match self.executor.bind(&request) {
+            Ok(bound) => bound,
+            Err(e) => return Ok(Some(Verdict::refused(e.code.clone(), e.to_string()))),
+        };
+        drop(request);
+        let inputs: Vec<Option<Operand>> = operands.inputs.iter().map(|(_, o)| o.clone()).collect();
+        let mut outputs: Vec<Operand> = want
+            .iter()
+            .map(|(_, t)| Operand::poisoned(t.dims(), self.draft.dtype))
+            .collect();
+        if let Err(e) = bound.call(&inputs, &mut outputs) {
+            return Ok(Some(Verdict::failed(&e.code, e.to_string())));
+        }
+        self.compare(span, &operands, &named, &params, &want, &outputs)
+            .map(Some)
+    }
+
+    fn operands(
+        &self,
+        span: &SpanDecl,
+        ops: &[&PlainOp],
+        seed: u64,
+    ) -> Result<Operands, SuiteError> {
+        let settled = &self.draft.settled;
+        let plain = &settled.plain;
+        let mut random = Random::new(seed);
+        let ranks: BTreeMap<&str, usize> = settled
+            .sources
+            .iter()
+            .map(|s| (s.name.as_str(), s.dims.len()))
+            .collect();
+        let dims = plain.value_dims_of(&|name| ranks.get(name).copied());
+        let sized = |name: &str, dims: &[DimExpr]| -> Result<Vec<usize>, SuiteError> {
+            let sizes = dims.iter().map(|d| dim_size(d, &settled.dims));
+            let sizes: Option<Vec<usize>> = sizes.collect();
+            sizes.ok_or_else(|| {
+                SuiteError::Catalog(CatalogError::Evaluation {
+                    structure: self.spec.name.clone(),
+                    at: name.into(),
+                    reason: "its dims have no sizes".into(),
+                })
+            })
+        };
+        let read = |name: &String| {
+            let mut read = ops.iter().flat_map(|op| op.inputs.iter().flatten());
+            read.any(|n| n == name) || span.outputs.contains(name)
+        };
+        let mut inputs = Vec::new();
+        for name in &span.inputs {
+            let declared = match (read(name), dims.get(name)) {
+                (true, Some(declared)) => declared,
+                _ => {
+                    inputs.push((name.clone(), None));
+                    continue;
+                }
+            };
+            let mut shape = sized(name, declared)?;
+            let dtype = self.dtype_of(name);
+            let values = match verify::key_count(plain, name, &settled.dims) {
+                Some(keys) => vec![keys as f32; shape.iter().product()],
+                None => self.values(&mut random, inputs.is_empty(), name, ops, &shape),
+            };
+            let leads = matches!(declared.first(), Some(DimExpr::Symbol(s)) if s == ROWS);
+            if self.draft.lead && leads {
+                shape.insert(0, 1);
+            }
+            inputs.push((name.clone(), Some(Operand::new(&values, &shape, dtype))));
+        }
+        let mut weights = Vec::new();
+        for source in settled.sources.iter().filter(|s| s.slot) {
+            let shape = sized(&source.name, &source.dims)?;
+            let mut values = random.values(shape.iter().product());
+            if shape.len() == 2 {
+                // Products stay of the size of what goes in.
+                let fan_in = match source.layout {
+                    structures_graph::Layout::InOut => shape[0],
+                    structures_graph::Layout::OutIn => shape[1],
+                };
+                let by = 1.7 / (fan_in.max(1) as f32).sqrt();
+                values.iter_mut().for_each(|v| *v *= by);
+            }
+            let operand = Operand::new(&values, &shape, self.draft.dtype);
+            weights.push((source.clone(), operand));
+        }
+        Ok(Operands { inputs, weights })
+    }
+
+    fn values(
+        &self,
+        random: &mut Random,
+        first: bool,
+        name: &str,
+        ops: &[&PlainOp],
+        shape: &[usize],
+    ) -> Vec<f32> {
+        let mut values = random.values(shape.iter().product());
+        let width = shape.last().copied().unwrap_or(1);
+        let masks = |op: &&PlainOp| {
+            let operand = op.inputs.get(MASK).and_then(Option::as_deref);
+            op.kind == OpKind::Attention && operand == Some(name)
+        };
+        if ops.iter().any(masks) {
+            // One query that sees nothing, unless it is the only one, and a key that some do not see.
+            let rows = values.len() / width.max(1);
+            for (i, value) in values.iter_mut().enumerate() {
+                if (rows > 1 && i / width == rows / 2)
+                    || (i % width == width / 2 && i / width % 2 == 1)
+                {
+                    *value = f32::NEG_INFINITY;
+                }
+            }
+            return values;
+        }
+        match self.draft.values {
+            Values::Usual => {}
+            Values::ZeroRow => values.iter_mut().take(width).for_each(|v| *v = 0.0),
+            Values::Large if first => values.iter_mut().for_each(|v| *v *= 16.0),
+            Values::Large => {}
+        }
+        values
+    }
+
+    /// Dtype of a span's input: its own where the entry fixes one, else the boundary's.
+    fn dtype_of(&self, name: &str) -> DType {
+        let port = self.spec.inputs.iter().find(|p| p.name == name);
+        match port.map(|p| p.dtype.as_str()) {
+            Some("f32") => DType::F32,
+            Some("i64") => DType::I64,
+            _ => self.draft.dtype,
+        }
+    }
+
+    fn params(&self) -> Attrs {
+        let settled = &self.draft.settled;
+        let mut params = settled.params.clone();
+        for (symbol, param) in &self.spec.symbols {
+            if let (None, Some(size)) = (params.get(param), settled.dims.get(symbol)) {
+                params.insert(param.clone(), AttrValue::Int(*size as i64));
+            }
+        }
+        params
+    }
+
+    fn shapes(&self, rows: u64) -> ProbeShapes {
+        let dims = self.draft.settled.dims.iter();
+        ProbeShapes {
+            structure: self.spec.name.clone(),
+            span: self.draft.span.clone(),
+            rows: vec![rows],
+            dims: dims.map(|(s, n)| (s.clone(), *n as u64)).collect(),
+            variant: self.draft.variant.clone(),
+        }
+    }
+
+    fn in_work(&self, rows: u64) -> bool {
+        let Some(band) = &self.form.band.work else {
+            return true;
+        };
+        let size = |symbol: &String| self.draft.settled.dims.get(symbol).copied();
+        let sizes = band.symbols.iter().map(|s| size(s).unwrap_or(0) as f64);
+        (band.min..=band.max).contains(&(rows as f64 * sizes.product::<f64>()))
+    }
+
+    fn feed(
+        &self,
+        operands: &Operands,
+        weights: &[(String, Tensor)],
+        params: &Attrs,
+    ) -> Result<Feed<'static>, SuiteError> {
+        let mut feed = Feed {
+            weights: weights.iter().cloned().collect(),
+            params: params.clone(),
+            dtype: Some(match self.draft.dtype {
+                DType::Bf16 => HostType::BF16,
+                _ => HostType::F32,
+            }),
+            ..Feed::default()
+        };
+        for (name, operand) in &operands.inputs {
+            if let Some(operand) = operand {
+                feed.inputs.insert(name.clone(), operand.tensor()?);
+            }
+        }
+        let settled = &self.draft.settled;
+        verify::calls(self.spec, &settled.plain, &settled.dims, &mut feed);
+        Ok(feed)
+    }
+
+    /// Every value of the span, unrounded: what a calibration would have seen.
+    fn seen(
+        &self,
+        span: &SpanDecl,
+        operands: &Operands,
+        weights: &[(String, Tensor)],
+        params: &Attrs,
+    ) -> Result<BTreeMap<String, Tensor>, SuiteError> {
+        let seen = RefCell::new(BTreeMap::new());
+        let watch = |name: &str, t: Tensor| -> Result<Tensor, CatalogError> {
+            seen.borrow_mut().insert(name.to_string(), t.clone());
+            Ok(t)
+        };
+        let feed = Feed {
+            on_value: Some(&watch),
+            ..self.feed(operands, weights, params)?
+        };
+        self.spec
+            .evaluate(&self.draft.settled.plain, &span.name, &feed)?;
+        drop(feed);
+        Ok(seen.into_inner())
+    }
+
+    fn statistics(&self, seen: &BTreeMap<String, Tensor>) -> BTreeMap<String, Vec<f32>> {
+        let mut found = BTreeMap::new();
+        for s in &self.form.statistics {
+            let Some(values) = seen.get(&s.point).and_then(|t| measured(s, t)) else {
+                continue;
+            };
+            found.insert(
+                format!("{}|{}|{}", s.point, s.statistic, s.granularity),
+                values,
+            );
+        }
+        found
+    }
+
+    fn compare(
+        &self,
+        span: &SpanDecl,
+        operands: &Operands,
+        weights: &[NamedWeight],
+        params: &Attrs,
+        want: &[(String, Tensor)],
+        got: &[Operand],
+    ) -> Result<Verdict, SuiteError> {
+        let exact = self.draft.dtype == DType::F32 && self.form.format == "none";
+        let tolerance = self
+            .form
+            .tolerance
+            .min(structures_loader::tolerance_cap(self.form));
+        let tolerance = match self.draft.dtype {
+            DType::Bf16 => tolerance.max(BF16),
+            _ => tolerance,
+        };
+        let mut error = 0.0_f64;
+        for ((name, want), got) in want.iter().zip(got) {
+            let want: Vec<f32> = want.to_dtype(HostType::F32)?.flatten_all()?.to_vec1()?;
+            let got = got.values();
+            if let Some(i) = (0..want.len()).find(|i| want[*i].is_finite() && !got[*i].is_finite())
+            {
+                let (code, what) = match got[i].is_nan() {
+                    true => ("unwritten", "not written, or not a number"),
+                    false => ("non_finite", "infinite"),
+                };
+                let text = format!("output `{name}` at {i}: {what}, expected {}", want[i]);
+                return Ok(Verdict::failed(code, text));
+            }
+            if exact {
+                let largest = want.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+                let off = want.iter().zip(&got).map(|(w, g)| (w - g).abs());
+                let off = off.fold(0.0_f32, f32::max);
+                let share = if off == 0.0 { 0.0 } else { off / largest };
+                error = error.max(f64::from(share));
+                if share > EXACT {
+                    let text = format!("output `{name}` is off by {share:.2e} of its largest value, at most {EXACT:.0e}");
+                    return Ok(Verdict {
+                        error: Some(error),
+                        ..Verdict::failed("parity", text)
+                    });
+                }
+            } else {
+                let parity = bind_parity(&got, &want, tolerance);
+                error = error.max(parity.relative_l2);
+                if let Some(refusal) = parity.refusal() {
+                    return Ok(Verdict {
+                        error: Some(error),
+                        ..Verdict::failed("parity", format!("output `{name}`: {}", refusal.reason))
+                    });
+                }
+            }
+        }
+        if !exact && self.draft.dtype == DType::F32 {
+            // As the host does at bind: an output that ends in `+ input` without that input.
+            let trial = Trial {
+                spec: self.spec,
+                span: &span.name,
+                variant: &self.draft.variant,
+                params,
+                inputs: Vec::new(),
+                row_axes: Vec::new(),
+                outputs: span.outputs.clone(),
+            };
+            let inputs: Vec<(String, Option<Tensor>)> = operands
+                .inputs
+                .iter()
+                .map(|(name, operand)| {
+                    let tensor = operand.as_ref().map(Operand::tensor).transpose()?;
+                    Ok((name.clone(), tensor))
+                })
+                .collect::<Result<_, SuiteError>>()?;
+            let got: Vec<Tensor> = got.iter().map(Operand::tensor).collect::<Result<_, _>>()?;
+            if let Err(reason) = trial.compare(&inputs, want, &got, weights, tolerance)? {
+                return Ok(Verdict::failed("parity", reason));
+            }
+        }
+        Ok(Verdict {
+            outcome: Outcome::Passed,
+            error: Some(error),
+            code: None,
+            reason: None,
+        })
+    }
+}
+
+/// Operand of an attention that is its additive mask.
+const MASK: usize = 3;
+
+/// Most rows an operand of the call has.
+fn rows_of(operands: &Operands) -> u64 {
+    let first = operands.inputs.iter().find_map(|(_, o)| o.as_ref());
+    first.map_or(1, |o| {
+        o.dims[..o.dims.len().saturating_sub(1)]
+            .iter()
+            .product::<usize>() as u64
+    })
+}
+
+/// A statistic of a value; `None` for one nobody defines.
+fn measured(s: &StatisticDecl, t: &Tensor) -> Option<Vec<f32>> {
+    let width = t.dims().last().copied().unwrap_or(1).max(1);
+    let values: Vec<f32> = t
+        .to_dtype(HostType::F32)
+        .and_then(|t| t.flatten_all())
+        .and_then(|t| t.to_vec1())
+        .ok()?;
+    let channels = |each: &dyn Fn(f32, f32) -> f32| -> Vec<f32> {
+        let mut all = vec![0.0; width];
+        for row in values.chunks_exact(width) {
+            for (to, v) in all.iter_mut().zip(row) {
+                *to = each(*to, *v);
+            }
+        }
+        all
+    };
+    let rows = (values.len() / width).max(1) as f32;
+    match (s.statistic.as_str(), s.granularity.as_str()) {
+        ("amax", "tensor") => Some(vec![values.iter().fold(0.0, |m: f32, v| m.max(v.abs()))]),
+        ("amax", "channel") => Some(channels(&|m, v| m.max(v.abs()))),
+        ("second_moment", "channel") => Some(channels(&|m, v| m + v * v / rows)),
+        ("content", _) => Some(values),
+        _ => None,
+    }
+}
