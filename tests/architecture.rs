@@ -15,7 +15,17 @@ fn root() -> PathBuf {
 
 /// crate -> workspace crates it may depend on (normal dependencies).
 const ALLOWED: &[(&str, &str, &[&str])] = &[
-    ("structures-plugin-api", "plugin-api", &[]),
+    (
+        "structures-plugin-api",
+        "plugin-api",
+        &["structures-plugin-door"],
+    ),
+    ("structures-plugin-door", "plugin-api/door", &[]),
+    (
+        "structures-plugin-header",
+        "plugin-api/header",
+        &["structures-plugin-api"],
+    ),
     ("structures-graph", "host/graph", &[]),
     ("structures-catalog", "catalog", &["structures-graph"]),
     (

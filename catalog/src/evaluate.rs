@@ -245,7 +245,7 @@ impl Run<'_> {
         let open: Vec<usize> = (0..shape.len()).filter(|i| shape[*i].is_none()).collect();
         let known: usize = shape.iter().flatten().product();
         if let [one] = open.as_slice() {
-            if known > 0 && t.elem_count() % known == 0 {
+            if known > 0 && t.elem_count().is_multiple_of(known) {
                 shape[*one] = Some(t.elem_count() / known);
             }
         }

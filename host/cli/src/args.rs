@@ -35,6 +35,15 @@ pub struct Global {
     /// Directory with plugins, searched first (repeatable).
     #[arg(long, global = true, value_name = "DIR")]
     pub plugins: Vec<PathBuf>,
+    /// Use only plugin files that the lock lists, as they are.
+    #[arg(long, global = true)]
+    pub locked: bool,
+    /// The lock; default: `plugins.lock` in the working directory.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub lock_file: Option<PathBuf>,
+    /// Use only plugin files with a signature of a trusted key.
+    #[arg(long, global = true)]
+    pub require_signed: bool,
     /// Directory with more structures (repeatable).
     #[arg(long, global = true, value_name = "DIR")]
     pub catalog: Vec<PathBuf>,
@@ -65,6 +74,12 @@ pub enum Command {
         /// Default: list.
         #[command(subcommand)]
         action: Option<PluginsAction>,
+    },
+    /// Devices, with arch names and the plugins that serve them.
+    Devices {
+        /// Also judge the plugins against a device you do not have (repeatable), `sm_120`, `x86_64+avx2`.
+        #[arg(long, value_name = "ARCH")]
+        simulate: Vec<String>,
     },
     /// Run capability probes: declared, probed and launched as three facts.
     Probe(ProbeArgs),
@@ -113,9 +128,13 @@ pub enum PluginsAction {
     List,
     /// One plugin in full.
     Show {
-        /// Its id.
+        /// Its id, or the name of its file.
         id: String,
     },
+    /// Write the lock: the plugins that load here, by digest.
+    Lock,
+    /// Forget the cache of scans and the quarantine, and look again.
+    Rescan,
 }
 
 /// `catalog ...`

@@ -157,6 +157,8 @@ const HELP: &[(&str, &str)] = &[
     ("pin_unknown", "`structures plugins show ID` lists the forms of a plugin"),
     ("plugins_unreadable", "give directories that exist and that you may read, or leave them out"),
     ("cache_unwritable", "set STRUCTURES_CACHE_DIR to a directory you may write to; libraries are opened from private copies in it"),
+    ("lock_invalid", "correct or remove the file, or write it again with `structures plugins lock`"),
+    ("trusted_keys", "keys are ed25519 public keys in PEM, in *.pub files that only you can write"),
     ("pool_running", "the number of threads is set once a process: give it before anything runs"),
     ("receipt_mismatch", "attach again to write a receipt for what is here now"),
     ("record_tampered", "use the receipt as attach wrote it, or attach again"),

@@ -1,8 +1,9 @@
 //! Which forms may serve a site, in the order they are tried.
 //!
-//! Pin, then declared priority, then plugin id, then form name; a plugin that calls itself a reference comes after
-//! every other. Never directory order.
+//! Pin, then recorded decision, then declared priority, then plugin id, then form name; a plugin that calls itself a
+//! reference comes after every other that no decision names. Never directory order.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use structures_plugin_api::describe::{DimBand, FormDecl};
@@ -91,6 +92,18 @@ pub fn order<'p>(
     wanted: Wanted<'_>,
     pins: &[Pin],
 ) -> Vec<Choice<'p>> {
+    order_decided(choices, structure, wanted, pins, &[])
+}
+
+/// The same with recorded decisions: the form a decision names for the structure is tried first, the others after it.
+/// Unlike a pin it excludes nothing, and one that names what is not there changes nothing.
+pub fn order_decided<'p>(
+    choices: &[Choice<'p>],
+    structure: &str,
+    wanted: Wanted<'_>,
+    pins: &[Pin],
+    decisions: &[Pin],
+) -> Vec<Choice<'p>> {
     let pin = pins.iter().find(|p| p.structure == structure);
     let mut list: Vec<Choice<'p>> = choices
         .iter()
@@ -98,13 +111,14 @@ pub fn order<'p>(
         .filter(|c| pin.is_none_or(|p| p.allows(c)))
         .cloned()
         .collect();
+    let decided = |c: &Choice<'_>| {
+        decisions
+            .iter()
+            .any(|d| d.structure == structure && d.allows(c))
+    };
     list.sort_by(|a, b| {
-        (a.reference, -a.form.priority, a.plugin, &a.form.name).cmp(&(
-            b.reference,
-            -b.form.priority,
-            b.plugin,
-            &b.form.name,
-        ))
+        let key = |c: &Choice<'_>| (!decided(c), c.reference, Reverse(c.form.priority));
+        (key(a), a.plugin, &a.form.name).cmp(&(key(b), b.plugin, &b.form.name))
     });
     list
 }
@@ -316,6 +330,46 @@ mod tests {
         assert_eq!(ids(&[Pin::parse("s=zeta").unwrap()]), ["zeta"]);
         assert!(ids(&[Pin::parse("s=zeta:other").unwrap()]).is_empty());
         assert!(order(&all, "s", Wanted::Unquantised, &[]).is_empty());
+    }
+
+    #[test]
+    fn the_order_never_depends_on_where_plugins_were_found() {
+        let (low, high) = (form(0, "q"), form(5, "q"));
+        let choice = |plugin, reference, form| Choice {
+            plugin,
+            reference,
+            form,
+        };
+        let all = [
+            choice("alpha", false, &low),
+            choice("omega", false, &high),
+            choice("zeta", false, &low),
+            choice("yardstick", true, &high),
+        ];
+        let ids = |found: &[Choice<'_>], decisions: &[Pin]| -> Vec<String> {
+            order_decided(found, "s", Wanted::Format("q"), &[], decisions)
+                .iter()
+                .map(|c| c.plugin.to_string())
+                .collect()
+        };
+        let decided = [
+            Pin::parse("s=zeta:f").unwrap(),
+            Pin::parse("t=alpha").unwrap(),
+        ];
+        let nowhere = [Pin::parse("s=nobody").unwrap()];
+        for turn in 0..all.len() {
+            let mut found = all.clone();
+            found.rotate_left(turn);
+            assert_eq!(ids(&found, &[]), ["omega", "alpha", "zeta", "yardstick"]);
+            assert_eq!(
+                ids(&found, &decided),
+                ["zeta", "omega", "alpha", "yardstick"]
+            );
+            assert_eq!(ids(&found, &nowhere), ids(&found, &[]));
+            let pins = [Pin::parse("s=alpha").unwrap()];
+            let pinned = order_decided(&found, "s", Wanted::Format("q"), &pins, &decided);
+            assert_eq!(pinned.len(), 1, "a pin leaves nothing to decide");
+        }
     }
 
     #[test]

@@ -143,6 +143,8 @@ fn names_a_code(reason: &str) -> bool {
 fn loader_code(e: &LoaderError) -> &'static str {
     match e {
         LoaderError::NoCacheDir | LoaderError::Cache { .. } => "cache_unwritable",
+        LoaderError::Lock { .. } => "lock_invalid",
+        LoaderError::TrustedKeys { .. } => "trusted_keys",
         LoaderError::PoolRunning { .. } => "pool_running",
         LoaderError::Tensor { .. } => "argument",
         _ => "plugins_unreadable",

@@ -144,6 +144,38 @@ impl Declared {
 }
 
 impl Device {
+    /// Reads a device as it would be declared: `sm_120`, or a CPU with everything it has (`x86_64+avx2+fma`).
+    ///
+    /// # Errors
+    /// What is wrong with it, for people.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match Declared::parse(text)? {
+            Declared::Cpu { set, features } => Ok(Device::Cpu {
+                set,
+                features: features.into_iter().collect(),
+            }),
+            Declared::Sm {
+                major,
+                minor,
+                reach: Reach::Plain,
+                ptx: false,
+            } => Ok(Device::Sm { major, minor }),
+            Declared::Sm { major, minor, .. } => Err(format!(
+                "`{text}`: expected a device, found a declaration; write sm_{major}{minor}"
+            )),
+        }
+    }
+
+    /// The device in the words of a declaration.
+    pub fn arch(&self) -> String {
+        match self {
+            Device::Cpu { set, features } => {
+                features.iter().fold(set.clone(), |text, f| text + "+" + f)
+            }
+            Device::Sm { major, minor } => format!("sm_{major}{minor}"),
+        }
+    }
+
     /// The CPU this process runs on.
     pub fn host_cpu() -> Self {
         Device::Cpu {
@@ -210,10 +242,36 @@ fn parse_all(plugin: &str, archs: &[String]) -> Result<Vec<Declared>, Refusal> {
 }
 
 fn not_declared(plugin: &str, archs: &[String], device: &Device) -> Refusal {
+    let lacking = lacking(archs, device);
     Code::ArchNotDeclared.because(format!(
-        "plugin {plugin} declares [{}], the device is {device}",
-        archs.join(", ")
+        "plugin {plugin} declares [{}], the device is {device}{}",
+        archs.join(", "),
+        if lacking.is_empty() {
+            String::new()
+        } else {
+            format!("; it lacks {}", lacking.join(", "))
+        }
     ))
+}
+
+/// What a CPU of the right instruction set lacks, by the declaration it is closest to.
+fn lacking(archs: &[String], device: &Device) -> Vec<String> {
+    let Device::Cpu {
+        set: own,
+        features: have,
+    } = device
+    else {
+        return Vec::new();
+    };
+    archs
+        .iter()
+        .filter_map(|a| match Declared::parse(a) {
+            Ok(Declared::Cpu { set, features }) if set == *own => Some(features),
+            _ => None,
+        })
+        .map(|features| features.into_iter().filter(|f| !have.contains(f)).collect())
+        .min_by_key(Vec::len)
+        .unwrap_or_default()
 }
 
 fn parse_sm(rest: &str) -> Option<Declared> {
@@ -247,11 +305,18 @@ fn host_features() -> Vec<&'static str> {
         };
     }
     present![
+        "sse",
+        "sse2",
         "sse3",
         "ssse3",
         "sse4.1",
         "sse4.2",
         "popcnt",
+        "lzcnt",
+        "movbe",
+        "aes",
+        "pclmulqdq",
+        "sha",
         "avx",
         "avx2",
         "fma",
@@ -260,6 +325,7 @@ fn host_features() -> Vec<&'static str> {
         "bmi2",
         "gfni",
         "vaes",
+        "vpclmulqdq",
         "avx512f",
         "avx512cd",
         "avx512dq",
@@ -313,32 +379,49 @@ mod tests {
         admit("p", &archs, Some(&sm(device))).err().map(|r| r.code)
     }
 
+    /// The table of the specification, line by line: declared, device, result.
     #[test]
     fn compute_capabilities() {
         let refused = Some(Code::ArchNotDeclared);
-        for (archs, device, expected) in [
-            ("sm_120", "sm_120", None),
-            ("sm_120", "sm_121", None),
-            ("sm_120", "sm_110", refused),
-            ("sm_90", "sm_120", refused),
-            ("sm_121", "sm_120", refused),
-            ("sm_90+PTX", "sm_120", None),
-            ("sm_120+PTX", "sm_120", None),
-            ("sm_120+PTX", "sm_110", refused),
-            ("sm_120a", "sm_120", None),
-            ("sm_120a+PTX", "sm_120", None),
-            ("sm_120a", "sm_121", refused),
-            ("sm_120a+PTX", "sm_121", refused),
-            ("sm_90a+PTX", "sm_120", refused),
-            ("sm_100f", "sm_100", None),
-            ("sm_100f", "sm_103", None),
-            ("sm_103f", "sm_100", refused),
-            ("sm_100f+PTX", "sm_120", refused),
-            ("sm_90 sm_120", "sm_121", None),
-            ("", "sm_75", None),
-            ("x86_64", "sm_90", refused),
+        for (id, archs, device, expected) in [
+            ("B-350", "sm_120", "sm_120", None),
+            ("B-350", "sm_120", "sm_121", None),
+            ("B-351", "sm_120", "sm_110", refused),
+            ("B-352", "sm_90", "sm_120", refused),
+            ("B-353", "sm_121", "sm_120", refused),
+            ("B-354", "sm_90+PTX", "sm_120", None),
+            ("B-354", "sm_120+PTX", "sm_120", None),
+            ("B-354", "sm_120+PTX", "sm_121", None),
+            ("B-354", "sm_120+PTX", "sm_110", refused),
+            ("B-355", "sm_120a", "sm_120", None),
+            ("B-355", "sm_120a+PTX", "sm_120", None),
+            ("B-355", "sm_120a", "sm_121", refused),
+            ("B-355", "sm_120a+PTX", "sm_121", refused),
+            ("B-355", "sm_90a+PTX", "sm_120", refused),
+            ("B-356", "sm_12x", "sm_120", Some(Code::ArchMalformed)),
+            (
+                "B-356",
+                "sm_120 sm_12x",
+                "sm_120",
+                Some(Code::ArchMalformed),
+            ),
+            ("B-357", "", "sm_75", None),
+            ("family", "sm_100f", "sm_100", None),
+            ("family", "sm_100f", "sm_103", None),
+            ("family", "sm_103f", "sm_100", refused),
+            ("family", "sm_120f", "sm_121", None),
+            ("family", "sm_100f", "sm_110", refused),
+            ("family", "sm_100f+PTX", "sm_103", None),
+            ("family", "sm_100f+PTX", "sm_120", refused),
+            ("any of a list", "sm_90 sm_120", "sm_121", None),
+            ("any of a list", "sm_90a sm_80+PTX", "sm_120", None),
+            ("another kind", "x86_64", "sm_90", refused),
         ] {
-            assert_eq!(outcome(archs, device), expected, "[{archs}] on {device}");
+            assert_eq!(
+                outcome(archs, device),
+                expected,
+                "{id}: [{archs}] on {device}"
+            );
         }
     }
 
@@ -372,6 +455,7 @@ mod tests {
         }
     }
 
+    /// B-358.
     #[test]
     fn no_device_skips_the_check() {
         assert_eq!(admit("p", &["sm_90".to_string()], None), Ok(()));
@@ -391,6 +475,7 @@ mod tests {
         assert_eq!(load(""), None);
         assert_eq!(load("x86_64"), None);
         assert_eq!(load("x86_64+avx2+fma"), None);
+        assert_eq!(load("x86_64+avx512f x86_64+fma"), None, "any of a list");
         assert_eq!(load("x86_64+avx2+avx512vnni"), refused);
         assert_eq!(load("x86_64+not_a_feature"), refused);
         assert_eq!(load("aarch64"), refused);
@@ -400,6 +485,28 @@ mod tests {
         assert_eq!(load("avx2"), Some(Code::ArchMalformed));
     }
 
+    #[test]
+    fn devices_are_written_like_declarations() {
+        for text in ["sm_120", "x86_64", "x86_64+avx2+fma", "aarch64+neon"] {
+            assert_eq!(Device::parse(text).map(|d| d.arch()).as_deref(), Ok(text));
+        }
+        for bad in ["sm_120a", "sm_90+PTX", "cuda", ""] {
+            assert!(Device::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_a_cpu_lacks_is_said() {
+        let cpu = Device::parse("x86_64+avx2+fma").expect("device");
+        let archs = [
+            "x86_64+avx512f+avx512vnni".to_string(),
+            "x86_64+avx2+avx512bf16".to_string(),
+        ];
+        let text = admit("p", &archs, Some(&cpu)).expect_err("refused").reason;
+        assert!(text.ends_with("it lacks avx512bf16"), "{text}");
+    }
+
+    /// B-359.
     #[test]
     fn a_refusal_names_plugin_list_and_device() {
         let archs = ["sm_90".to_string(), "sm_100a".to_string()];

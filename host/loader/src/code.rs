@@ -64,20 +64,34 @@ codes! {
         "Install the shared library, not an object file or a core dump.";
     ElfMalformed "elf_malformed": "The ELF headers contradict themselves.",
         "The file is damaged; fetch it again.";
+    LockMissing "lock_missing": "A lock is demanded (`--locked`) and there is no lock file.",
+        "Write it with `structures plugins lock`, or name it with `--lock-file`.";
+    LockUnlisted "lock_unlisted": "The lock is enforced and does not list the file.",
+        "If the file is wanted, write the lock again with `structures plugins lock`.";
+    LockChanged "lock_changed": "The lock lists the file's name with other bytes.",
+        "Find out who changed the file; if the change is wanted, `structures plugins lock`.";
+    SignatureMissing "signature_missing": "Signatures are required and the file has none.",
+        "Get the vendor's `<name>.so.sig`, or leave `--require-signed` out.";
+    SignatureBad "signature_bad": "The signature does not fit the file, or cannot be read.",
+        "The file or its signature was altered: fetch both again.";
+    SignatureUntrusted "signature_untrusted": "Signatures are required and the key that made this one is not trusted.",
+        "If you trust the vendor, put the public key into the directory of trusted keys.";
+    SidecarInvalid "sidecar_invalid": "The sidecar `<name>.plugin.json` is not a describe document with a digest, or others may write it.",
+        "Fetch it again, correct its permissions, or remove it.";
+    SidecarMismatch "sidecar_mismatch": "The sidecar states another digest than the file has, or another document than the library.",
+        "Install library and sidecar of one package, or remove the sidecar.";
     ScannerMissing "scanner_missing": "There is no program to describe plugins in a process of their own.",
         "Set STRUCTURES_SCANNER to the `structures` program or install it beside this executable.";
     ScanTimeout "scan_timeout": "Describing the plugin did not finish in time; the child was killed.",
-        "Report it to the vendor: loading and `describe` must not wait for anything.";
+        "Report it to the vendor: loading and `describe` must not wait for anything. It is tried again after an hour or `plugins rescan`.";
     ScanCrashed "scan_crashed": "Describing the plugin ended the child by a signal.",
-        "Report it to the vendor with the signal; the plugin stays out.";
+        "Report it to the vendor with the signal; the plugin stays out until the file changes or `plugins rescan`.";
     ScanFailed "scan_failed": "The scan child ended without an answer.",
         "Run the scanner by hand on the file; its messages are in the log.";
     OpenFailed "open_failed": "The dynamic linker refused the library.",
         "Install what it needs (missing library or symbol), or a build for this system; a cache on a `noexec` mount is moved by STRUCTURES_CACHE_DIR.";
     NotAPlugin "not_a_plugin": "A shared library without a plugin door.",
         "Remove it from the plugin directory, or build it with the export macro.";
-    DoorUnsupported "door_unsupported": "The library has a door this version does not open.",
-        "Use a plugin built for this version's doors, or a newer host.";
     AbiHeader "abi_header": "The library was built with an incompatible abi_stable.",
         "Rebuild the plugin against this host's plugin API.";
     LayoutMissing "layout_missing": "The library exports no layout constant, so that its layout cannot be checked.",
@@ -102,6 +116,8 @@ codes! {
         "Install the plugin's build for this device.";
     Shadowed "shadowed": "A plugin with the same id was loaded from an earlier directory.",
         "Nothing, or remove the earlier one.";
+    BytesChanged "bytes_changed": "The bytes to be opened are not the bytes that were scanned.",
+        "Run it again; if it stays, something rewrites the file or the cache.";
     DescribeChanged "describe_changed": "The loaded library describes itself differently from its scan.",
         "Report it to the vendor: `describe` must depend on nothing.";
     PluginOpenFailed "plugin_open_failed": "The plugin's `open` answered an error.",
@@ -131,6 +147,7 @@ impl Code {
         Refusal {
             code: self,
             reason: reason.into(),
+            detail: None,
         }
     }
 }
@@ -140,8 +157,20 @@ impl Code {
 pub struct Refusal {
     /// Stable code.
     pub code: Code,
-    /// Facts, expected and found.
+    /// Facts, expected and found, in one line.
     pub reason: String,
+    /// The whole text where the reason is a summary; for the log.
+    #[serde(skip)]
+    pub detail: Option<String>,
+}
+
+impl Refusal {
+    /// Adds the whole text behind a summary.
+    #[must_use]
+    pub fn with_detail(mut self, text: impl Into<String>) -> Self {
+        self.detail = Some(text.into());
+        self
+    }
 }
 
 impl fmt::Display for Refusal {

@@ -19,9 +19,18 @@ use crate::services::HOST_FEATURES;
 /// # Errors
 /// `bad_describe` with the first thing that is wrong.
 pub fn parse(text: &str) -> Result<Description, Refusal> {
+    let d: Description = serde_json::from_str(text)
+        .map_err(|e| Code::BadDescribe.because(format!("not a description: {e}")))?;
+    check(&d)?;
+    Ok(d)
+}
+
+/// The same for a document that was read elsewhere.
+///
+/// # Errors
+/// `bad_describe` with the first thing that is wrong.
+pub fn check(d: &Description) -> Result<(), Refusal> {
     let bad = |what: String| Code::BadDescribe.because(what);
-    let d: Description =
-        serde_json::from_str(text).map_err(|e| bad(format!("not a description: {e}")))?;
     if d.schema != SCHEMA {
         return Err(bad(format!("expected schema {SCHEMA}, found {}", d.schema)));
     }
@@ -81,7 +90,7 @@ pub fn parse(text: &str) -> Result<Description, Refusal> {
             )));
         }
     }
-    Ok(d)
+    Ok(())
 }
 
 /// Largest tolerance a form may declare, by the coarsest format it keeps weights or rounds activations in: 1e-4 for

@@ -32,6 +32,22 @@ pub enum LoaderError {
         /// The system's answer.
         source: std::io::Error,
     },
+    /// A lock file cannot be read, understood or written.
+    #[error("lock file {}: {reason}", path.display())]
+    Lock {
+        /// The file.
+        path: PathBuf,
+        /// Expected and found.
+        reason: String,
+    },
+    /// The trusted keys cannot be read.
+    #[error("trusted key {}: {reason}", path.display())]
+    TrustedKeys {
+        /// The file or the directory.
+        path: PathBuf,
+        /// Expected and found.
+        reason: String,
+    },
     /// A tensor's shape and its memory contradict each other.
     #[error("tensor: {reason}")]
     Tensor {

@@ -5,37 +5,54 @@
 //! [`HostTensor`] and [`pool`] are all that the rest of the host sees, and it needs no `unsafe` to use them.
 //!
 //! Loading, in this order, each step able to refuse one file with a [`Code`] while the others go on: search path,
-//! path rules, ELF headers, private content-addressed copy, `describe` in a throw-away process, identity and
-//! handshake, architectures, opening. Nothing is ever unloaded.
+//! path rules, ELF headers, private content-addressed copy, lock, signature, sidecar, quarantine, `describe` in a
+//! throw-away process, identity and handshake, architectures, opening. Nothing is ever unloaded.
 //!
 //! This crate knows no structure, no host family and no plugin by name; which form to bind, gates and guards are
-//! core's. Not here yet: lock file, sidecar manifests, signatures, scan cache, quarantine, the C door.
+//! core's.
 
 pub mod arch;
+mod cache;
 mod code;
+mod device;
+mod devices;
 mod document;
 mod elf;
 mod error;
+mod lock;
+mod log;
 mod open;
 mod paths;
 mod plugin;
 pub mod pool;
+mod private;
+mod quarantine;
 mod registry;
 mod scan;
 pub mod search;
 mod services;
+mod sidecar;
+mod signature;
 mod store;
 mod sys;
+mod table;
 mod tensor;
 
 pub use code::{Code, Refusal};
+pub use device::{DeviceMemory, DeviceTensor, DeviceTensorMut, PluginDevice, Queue};
+pub use devices::{devices, Admission, DeviceRow};
 pub use document::tolerance_cap;
 pub use error::LoaderError;
+pub use lock::{Drift, Lock, LockPolicy, LockReport, LockedPlugin, LOCK_FILE};
 pub use plugin::{row_capacity, BindSpec, BoundForm, Plugin, PluginError, StatusKind};
 pub use pool::configure_threads;
-pub use registry::{Outcome, PluginRow, Registry, ScanOptions};
+pub use quarantine::Quarantined;
+pub use registry::{
+    forget, Outcome, PluginRow, Registry, ScanOptions, TracedCandidate, TracedPlace,
+};
 pub use scan::{scan_main, ScanMode, DEADLINE, SUBCOMMAND};
 pub use search::Environment;
 pub use services::HOST_FEATURES;
+pub use signature::SignatureState;
 pub use sys::{secure_execution, take_stdout};
 pub use tensor::{Element, HostTensor, HostTensorMut, TensorArg, TensorArgMut};

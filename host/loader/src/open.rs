@@ -5,9 +5,9 @@
 //! or registered thread-local destructors cannot be unmapped safely. Never `RootModule::load_from`: it keeps one
 //! library per type, so a second plugin would silently be the first one again.
 //!
-//! One door so far: the Rust door, abi_stable's checked root module. A library with the C door is recognised and
-//! refused by name (`door_unsupported`); its exchange belongs beside [`through_rust_door`], and nothing above this
-//! file will know the difference.
+//! Two doors, one exchange: the Rust door, abi_stable's checked root module, and the C door, one exported function.
+//! Both give the host's table and answer the plugin's; nothing above this file knows which one it was. A library with
+//! both is taken through the Rust door, whose layout can be checked.
 
 use std::path::Path;
 
@@ -17,27 +17,34 @@ use abi_stable::library::{
 };
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use structures_plugin_api::abi::{
-    Bytes, Error, FormVTable, HostVTable, PluginVTable, API_MAJOR, API_VERSION, C_SYMBOL, STATUS_OK,
+    Bytes, DeviceVTable, Error, FormVTable, HostVTable, PluginVTable, API_MAJOR, API_VERSION,
+    C_SYMBOL, STATUS_OK,
 };
-use structures_plugin_api::door::PluginRootRef;
+use structures_plugin_api::door::{PluginRootRef, DOOR_VERSION};
 use structures_plugin_api::owned;
 
 use crate::code::{Code, Refusal};
+use crate::table;
 
 /// Longest `describe` document that is read.
 pub(crate) const LONGEST_DOCUMENT: usize = 16 << 20;
 
-/// A library whose door was checked.
+/// The C door.
+type CDoor = unsafe extern "C" fn(host: *const HostVTable) -> *const PluginVTable;
+
+/// A library whose door was found and checked as far as it can be.
 #[derive(Clone)]
-pub(crate) struct Doorway {
-    root: PluginRootRef,
+pub(crate) enum Doorway {
+    Rust(PluginRootRef),
+    C(CDoor),
 }
 
-/// The plugin's tables, sizes checked.
+/// The plugin's tables in this host's layout, entries checked.
 #[derive(Clone, Copy)]
 pub(crate) struct Tables {
-    pub(crate) plugin: &'static PluginVTable,
-    pub(crate) form: &'static FormVTable,
+    pub(crate) plugin: PluginVTable,
+    pub(crate) form: FormVTable,
+    pub(crate) device: Option<DeviceVTable>,
 }
 
 impl Doorway {
@@ -48,20 +55,21 @@ impl Doorway {
         let library =
             unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL | libc::RTLD_NODELETE) }
                 .map_err(|e| Code::OpenFailed.because(one_line(&chain(&e))))?;
-        let root = through_rust_door(&library);
+        let door = through_rust_door(&library)
+            .map(|root| root.map(Doorway::Rust))
+            .or_else(|| through_c_door(&library).map(|door| Ok(Doorway::C(door))))
+            .unwrap_or_else(|| Err(no_door(&library)));
         // Also when refused: its initialisers have run.
         std::mem::forget(library);
-        Ok(Doorway { root: root? })
+        door
     }
 
-    /// Id as the root module states it.
-    pub(crate) fn id(&self) -> &str {
-        self.root.id().as_str()
-    }
-
-    /// Version as the root module states it.
-    pub(crate) fn version(&self) -> &str {
-        self.root.version().as_str()
+    /// Id and version as the door itself states them, where it does.
+    pub(crate) fn identity(&self) -> Option<(&str, &str)> {
+        match self {
+            Doorway::Rust(root) => Some((root.id().as_str(), root.version().as_str())),
+            Doorway::C(_) => None,
+        }
     }
 
     /// Exchanges the tables. `host` is null for a process that only describes.
@@ -69,25 +77,24 @@ impl Doorway {
     /// # Safety
     /// `host` is null, or a table that lives as long as the process.
     pub(crate) unsafe fn exchange(&self, host: *const HostVTable) -> Result<Tables, Refusal> {
-        let exchange = self.root.exchange();
-        // SAFETY: the layout of the root module was checked; the host's table is promised by the caller.
-        let table = unsafe { exchange(host.cast()) }.cast::<PluginVTable>();
-        if !table.is_aligned() {
-            return Err(Code::DoorFailed.because("the door answered a misplaced table"));
+        let plugin = match self {
+            // SAFETY: the layout of the root module was checked; the host's table is promised by the caller.
+            Doorway::Rust(root) => unsafe { root.exchange()(host.cast()) }.cast::<PluginVTable>(),
+            // SAFETY: a symbol of this name is this function, says the ABI; the host's table as above.
+            Doorway::C(door) => unsafe { door(host) },
+        };
+        // SAFETY: the door promises null or a table that is valid for ever, and so are the tables in it.
+        unsafe {
+            let plugin = table::read(plugin)?;
+            Ok(Tables {
+                plugin,
+                form: table::read(plugin.form)?,
+                device: match plugin.device.is_null() {
+                    true => None,
+                    false => Some(table::read(plugin.device)?),
+                },
+            })
         }
-        // SAFETY: the door promises null or a table that is valid for ever.
-        let plugin: &'static PluginVTable = unsafe { table.as_ref() }
-            .ok_or_else(|| Code::DoorFailed.because("the door answered no table"))?;
-        whole(
-            "plugin table",
-            plugin.struct_size,
-            size_of::<PluginVTable>(),
-        )?;
-        // SAFETY: part of a table that is valid for ever.
-        let form: &'static FormVTable = unsafe { plugin.form.as_ref() }
-            .ok_or_else(|| Code::DoorFailed.because("the plugin table has no form table"))?;
-        whole("form table", form.struct_size, size_of::<FormVTable>())?;
-        Ok(Tables { plugin, form })
     }
 }
 
@@ -116,32 +123,66 @@ impl Tables {
     }
 }
 
-fn through_rust_door(library: &Library) -> Result<PluginRootRef, Refusal> {
+/// `None`: the library has no such door.
+fn through_rust_door(library: &Library) -> Option<Result<PluginRootRef, Refusal>> {
     // SAFETY: a symbol of this name is an `AbiHeader`; everything else about it is checked before it is believed.
     let header =
         unsafe { library.get::<AbiHeaderRef>(ROOT_MODULE_LOADER_NAME_WITH_NUL.as_bytes()) };
-    let Ok(header) = header else {
-        // SAFETY: only the presence of the symbol is asked, it is not used.
-        let c_door = unsafe { library.get::<*const ()>(C_SYMBOL.as_bytes()) }.is_ok();
-        return Err(if c_door {
-            Code::DoorUnsupported.because(format!(
-                "found the C door `{C_SYMBOL}`, this version opens the Rust door only"
-            ))
-        } else {
-            Code::NotAPlugin
-                .because("expected the Rust door's root module or the C door, found neither symbol")
-        });
-    };
-    let header: &'static LibHeader = (*header).upgrade().map_err(|e| refusal(&e))?;
+    let header = *header.ok()?;
+    Some(root_module(header))
+}
+
+fn root_module(header: AbiHeaderRef) -> Result<PluginRootRef, Refusal> {
+    let header: &'static LibHeader = header.upgrade().map_err(|e| refusal(&e, None))?;
+    let door = header.version_strings().version;
     if header.layout().is_none() {
-        return Err(Code::LayoutMissing.because("expected a layout constant, found none"));
+        return Err(Code::LayoutMissing.because(format!(
+            "expected a layout constant, found none; {}",
+            doors(Some(door.as_str()))
+        )));
     }
-    let root: PluginRootRef = header.init_root_module().map_err(|e| refusal(&e))?;
+    let root: PluginRootRef = header
+        .init_root_module()
+        .map_err(|e| refusal(&e, Some(door.as_str())))?;
     let api = root.api();
     if !same_major(api.as_str()) {
         return Err(api_major(api.as_str()));
     }
     Ok(root)
+}
+
+fn through_c_door(library: &Library) -> Option<CDoor> {
+    // SAFETY: a symbol of this name is the C door, says the ABI. Nothing about it can be checked before it is called;
+    // it was, in a throw-away process.
+    let door = unsafe { library.get::<Option<CDoor>>(C_SYMBOL.as_bytes()) };
+    *door.ok()?
+}
+
+/// Majors whose C door is recognised, to name the version of a library of another one.
+const OTHER_MAJORS: std::ops::Range<u32> = 0..10;
+
+fn no_door(library: &Library) -> Refusal {
+    let stem = C_SYMBOL.trim_end_matches(|c: char| c.is_ascii_digit());
+    let other = OTHER_MAJORS
+        .filter(|major| *major != API_MAJOR)
+        .find(|major| {
+            // SAFETY: only the presence of the symbol is asked, it is not used.
+            unsafe { library.get::<*const ()>(format!("{stem}{major}").as_bytes()) }.is_ok()
+        });
+    match other {
+        Some(major) => api_major(&format!("{major}.x (`{stem}{major}`)")),
+        None => Code::NotAPlugin.because(format!(
+            "expected the Rust door's root module or the C door `{C_SYMBOL}`, found neither symbol"
+        )),
+    }
+}
+
+/// Both sides' versions, for the refusals of the Rust door, which come before an API version is known.
+fn doors(found: Option<&str>) -> String {
+    let found = found.map_or(String::new(), |v| {
+        format!("the library's door is version {v}, ")
+    });
+    format!("{found}this host's is {DOOR_VERSION} of API {API_VERSION}")
 }
 
 /// The refusal of a plugin of another API major; both versions are named.
@@ -156,26 +197,17 @@ pub(crate) fn same_major(api: &str) -> bool {
     semver::Version::parse(api).is_ok_and(|v| v.major == u64::from(API_MAJOR))
 }
 
-fn whole(what: &str, found: u32, expected: usize) -> Result<(), Refusal> {
-    if found as usize >= expected {
-        return Ok(());
-    }
-    Err(Code::DoorFailed.because(format!(
-        "{what}: expected at least {expected} bytes, found {found}"
-    )))
-}
-
 /// One line for people; the whole text, which may be kilobytes of layouts, goes to the log.
-fn refusal(error: &LibraryError) -> Refusal {
+fn refusal(error: &LibraryError, door: Option<&str>) -> Refusal {
     let whole = error.to_string();
-    tracing::debug!("the root module was refused:\n{whole}");
     match error {
         LibraryError::InvalidAbiHeader(found) => Code::AbiHeader.because(format!(
-            "expected abi_stable ABI {}.{}, found {}.{}",
+            "expected abi_stable ABI {}.{}, found {}.{}; {}",
             AbiHeader::VALUE.abi_major,
             AbiHeader::VALUE.abi_minor,
             found.abi_major,
-            found.abi_minor
+            found.abi_minor,
+            doors(door)
         )),
         LibraryError::IncompatibleVersionNumber {
             expected_version,
@@ -191,7 +223,9 @@ fn refusal(error: &LibraryError) -> Refusal {
         LibraryError::RootModule { .. } | LibraryError::ParseVersionError(_) => {
             Code::DoorFailed.because(one_line(&whole))
         }
-        _ => Code::LayoutMismatch.because(summary(&whole)),
+        _ => Code::LayoutMismatch
+            .because(format!("{}; {}", summary(&whole), doors(door)))
+            .with_detail(whole),
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! This is the safe layer over [`crate::open`]: it owns the instance handles, turns statuses into [`PluginError`],
 //! releases what the other side allocated through the other side's own functions, and enforces the thread contract
-//! (plugin entries one at a time; calls on one form one at a time unless its declaration says `concurrent`). A form
-//! that answered an error is poisoned: it is never entered again, only released.
+//! (plugin entries one at a time; a second call of a form while one runs is refused unless its declaration says
+//! `concurrent`). A form that answered an error is poisoned: it is never entered again, only released.
 //!
 //! Not here: whether a form should be bound, and what happens to a seat when a call fails (core).
 
@@ -11,14 +11,14 @@ use std::ffi::c_void;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use structures_plugin_api::abi::{
     BindArgs, Bytes, CallCtx, Contract, DType, Error, FormFacts, Status, Str, TensorView,
     STATUS_FAILED, STATUS_INVALID, STATUS_OK, STATUS_PANICKED, STATUS_POISONED, STATUS_REFUSED,
 };
 use structures_plugin_api::describe::{
-    BindParams, Description, FormDecl, ProbeReport, ProbeShapes,
+    BindParams, Description, DeviceInfo, FormDecl, ProbeReport, ProbeShapes,
 };
 use structures_plugin_api::owned;
 
@@ -58,17 +58,25 @@ impl StatusKind {
             other => StatusKind::Unknown(other),
         }
     }
+
+    /// The code of an error that came without one.
+    fn name(self) -> &'static str {
+        match self {
+            StatusKind::Invalid => "invalid",
+            StatusKind::Refused => "refused",
+            StatusKind::Failed => "failed",
+            StatusKind::Panicked => "panicked",
+            StatusKind::Poisoned => "poisoned",
+            StatusKind::Unknown(_) => "unknown_status",
+        }
+    }
 }
 
 impl fmt::Display for StatusKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            StatusKind::Invalid => f.write_str("invalid"),
-            StatusKind::Refused => f.write_str("refused"),
-            StatusKind::Failed => f.write_str("failed"),
-            StatusKind::Panicked => f.write_str("panicked"),
-            StatusKind::Poisoned => f.write_str("poisoned"),
             StatusKind::Unknown(status) => write!(f, "unknown status {status}"),
+            known => f.write_str(known.name()),
         }
     }
 }
@@ -80,7 +88,8 @@ pub struct PluginError {
     /// Kind of status.
     pub kind: StatusKind,
     /// Stable code: the plugin's own, or `form_unknown`, `device_unknown`, `arguments_count`, `bad_answer`,
-    /// `workspace`, `poisoned` from this side.
+    /// `workspace`, `poisoned`, `rt_second_thread`, `arch_not_declared`, `arch_malformed`, `device_mismatch` from
+    /// this side.
     pub code: String,
     /// Expected and found, for people.
     pub message: String,
@@ -94,21 +103,23 @@ pub struct PluginError {
 /// library stays.
 #[derive(Clone)]
 pub struct Plugin {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(crate) struct Inner {
     description: Description,
     path: PathBuf,
     object: Object,
-    tables: Tables,
+    pub(crate) tables: Tables,
     host: HostTable,
     /// The instance. Locked for every plugin entry.
     instance: Mutex<Handle>,
+    /// What it answered to the question for its devices, once somebody asked.
+    pub(crate) devices: OnceLock<Result<Vec<DeviceInfo>, PluginError>>,
 }
 
 /// A pointer of the plugin's that only travels back to it.
-struct Handle(*mut c_void);
+pub(crate) struct Handle(pub(crate) *mut c_void);
 
 // SAFETY: plugin entries may be called from any thread, says the ABI; the lock keeps them one at a time.
 unsafe impl Send for Handle {}
@@ -128,7 +139,7 @@ pub struct BindSpec<'a> {
     pub statistics: &'a [(&'a str, HostTensor<'a>)],
     /// Structure, axes, dims and the order of inputs, outputs and states.
     pub params: &'a BindParams,
-    /// What every call keeps to. `struct_size` is filled in here.
+    /// What every call keeps to. `struct_size` and `device` are filled in here.
     pub contract: Contract,
 }
 
@@ -159,15 +170,11 @@ impl Plugin {
         // SAFETY: the table is leaked.
         let tables = unsafe { doorway.exchange(host.as_ptr()) }?;
         let description = document::parse(&tables.describe()?)?;
-        if (doorway.id(), doorway.version())
-            != (description.id.as_str(), description.version.as_str())
-        {
+        let described = (description.id.as_str(), description.version.as_str());
+        if let Some((id, version)) = doorway.identity().filter(|door| *door != described) {
             return Err(Code::DescribeChanged.because(format!(
-                "the door says {} {}, `describe` says {} {}",
-                doorway.id(),
-                doorway.version(),
-                description.id,
-                description.version
+                "the door says {id} {version}, `describe` says {} {}",
+                description.id, description.version
             )));
         }
         if &description != scanned {
@@ -203,6 +210,7 @@ impl Plugin {
                 tables,
                 host,
                 instance: Mutex::new(Handle(instance)),
+                devices: OnceLock::new(),
             }),
         })
     }
@@ -235,7 +243,8 @@ impl Plugin {
     /// Asks whether a form can run on a device at these shapes.
     ///
     /// # Errors
-    /// The plugin's own failure; `form_unknown` for a form it does not declare; `device_unknown`; `bad_answer`.
+    /// The plugin's own failure; `form_unknown` for a form it does not declare; `device_unknown`, `arch_not_declared`
+    /// and `arch_malformed`; `bad_answer`.
     pub fn probe(
         &self,
         form: &str,
@@ -243,7 +252,7 @@ impl Plugin {
         shapes: &ProbeShapes,
     ) -> Result<ProbeReport, PluginError> {
         self.declared(&shapes.structure, form)?;
-        self.known_device(form, device)?;
+        self.placeable(form, device)?;
         let shapes = serde_json::to_string(shapes)
             .map_err(|e| self.error(form, StatusKind::Invalid, "params", e.to_string()))?;
         let mut out = Bytes::EMPTY;
@@ -273,17 +282,18 @@ impl Plugin {
     /// Binds a form: the plugin reads and packs the weights. Nothing of `spec` is kept.
     ///
     /// # Errors
-    /// The plugin's own failure; `form_unknown`; `device_unknown`.
+    /// The plugin's own failure; `form_unknown`; `device_unknown`, `arch_not_declared` and `arch_malformed`.
     pub fn bind(&self, spec: &BindSpec<'_>) -> Result<BoundForm, PluginError> {
         let decl = self.declared(&spec.params.structure, spec.form)?;
         let concurrent = decl.concurrent;
-        self.known_device(spec.form, spec.device)?;
+        self.placeable(spec.form, spec.device)?;
         let params = serde_json::to_string(spec.params)
             .map_err(|e| self.error(spec.form, StatusKind::Invalid, "params", e.to_string()))?;
         let (weight_names, weights) = parallel(spec.weights);
         let (statistic_names, statistics) = parallel(spec.statistics);
         let contract = Contract {
             struct_size: size_of::<Contract>() as u32,
+            device: spec.device,
             flags: 0,
             ..spec.contract
         };
@@ -323,7 +333,8 @@ impl Plugin {
                 spec.params.outputs.len(),
                 spec.params.states.len(),
             ],
-            turn: (!concurrent).then(Mutex::default),
+            device: spec.device,
+            busy: (!concurrent).then(AtomicBool::default),
             poisoned: AtomicBool::new(false),
         })
     }
@@ -335,15 +346,13 @@ impl Plugin {
         })
     }
 
-    fn known_device(&self, form: &str, device: u32) -> Result<(), PluginError> {
-        if device == 0 || !self.inner.tables.plugin.device.is_null() {
-            return Ok(());
-        }
-        let what = format!("device {device}: the plugin offers none beside the CPU (0)");
-        Err(self.error(form, StatusKind::Refused, "device_unknown", what))
-    }
-
-    fn error(&self, form: &str, kind: StatusKind, code: &str, message: String) -> PluginError {
+    pub(crate) fn error(
+        &self,
+        form: &str,
+        kind: StatusKind,
+        code: &str,
+        message: String,
+    ) -> PluginError {
         self.inner.error(form, kind, code, message)
     }
 }
@@ -359,23 +368,44 @@ impl fmt::Debug for Plugin {
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, Handle> {
+    pub(crate) fn id(&self) -> &str {
+        &self.description.id
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Handle> {
         self.instance
             .lock()
             .unwrap_or_else(|poison| poison.into_inner())
     }
 
     /// Takes the error that came with a status.
-    fn check(&self, form: &str, status: Status, error: &mut Error) -> Result<(), PluginError> {
+    pub(crate) fn check(
+        &self,
+        form: &str,
+        status: Status,
+        error: &mut Error,
+    ) -> Result<(), PluginError> {
         if status == STATUS_OK {
             return Ok(());
         }
         // SAFETY: the plugin filled the error, or left it empty.
         let failure = unsafe { owned::take_error(status, error) };
-        Err(self.error(form, StatusKind::of(status), &failure.code, failure.message))
+        let kind = StatusKind::of(status);
+        // A plugin that gives no code still gets one that scripts can rely on.
+        let code = match failure.code.is_empty() {
+            true => kind.name(),
+            false => &failure.code,
+        };
+        Err(self.error(form, kind, code, failure.message))
     }
 
-    fn error(&self, form: &str, kind: StatusKind, code: &str, message: String) -> PluginError {
+    pub(crate) fn error(
+        &self,
+        form: &str,
+        kind: StatusKind,
+        code: &str,
+        message: String,
+    ) -> PluginError {
         PluginError {
             kind,
             code: code.to_string(),
@@ -391,6 +421,7 @@ impl Drop for Inner {
         let handle = self.lock().0;
         // SAFETY: opened once, closed once; every bound form holds this value, so none is left.
         unsafe { (self.tables.plugin.close)(handle) };
+        self.host.flush_log();
     }
 }
 
@@ -402,6 +433,20 @@ fn parallel(named: &[(&str, HostTensor<'_>)]) -> (Vec<Str>, Vec<TensorView>) {
         .unzip()
 }
 
+/// Type of a form table's `call`.
+#[doc(hidden)]
+pub type RawEntry = unsafe extern "C" fn(
+    *mut c_void,
+    *const CallCtx,
+    *const TensorView,
+    usize,
+    *const TensorView,
+    usize,
+    *const TensorView,
+    usize,
+    *mut Error,
+) -> Status;
+
 /// A form bound to weights. Calls may come from any thread.
 pub struct BoundForm {
     plugin: Arc<Inner>,
@@ -410,12 +455,13 @@ pub struct BoundForm {
     facts: FormFacts,
     /// Inputs, outputs, states.
     arity: [usize; 3],
-    /// Held for every call; absent when the form declared `concurrent`.
-    turn: Option<Mutex<()>>,
+    device: u32,
+    /// Set while a call runs; absent when the form declared `concurrent`.
+    busy: Option<AtomicBool>,
     poisoned: AtomicBool,
 }
 
-// SAFETY: calls may come from any thread, says the ABI; `turn` keeps them one at a time unless the form declared
+// SAFETY: calls may come from any thread, says the ABI; `busy` keeps them one at a time unless the form declared
 // that they may overlap.
 unsafe impl Sync for BoundForm {}
 
@@ -428,7 +474,8 @@ impl BoundForm {
     /// [`HostTensor::ABSENT`].
     ///
     /// # Errors
-    /// `arguments_count` without entering the plugin; `poisoned` after an earlier error; else the plugin's own
+    /// `arguments_count`, `device_mismatch` and, while another call runs on a form that is not `concurrent`,
+    /// `rt_second_thread`: without entering the plugin; `poisoned` after an earlier error; else the plugin's own
     /// failure, after which the form is poisoned.
     pub fn call(
         &self,
@@ -436,56 +483,126 @@ impl BoundForm {
         outputs: &mut [HostTensorMut<'_>],
         states: &mut [HostTensorMut<'_>],
     ) -> Result<(), PluginError> {
-        let found = [inputs.len(), outputs.len(), states.len()];
-        if found != self.arity {
-            let what = format!(
-                "expected {:?} inputs, outputs and states, found {found:?}",
-                self.arity
-            );
-            return Err(self.plugin.error(
-                &self.form,
-                StatusKind::Invalid,
-                "arguments_count",
-                what,
-            ));
+        self.on_device(0)?;
+        // SAFETY: views are checked borrows of host memory, outputs and states exclusive ones.
+        unsafe {
+            self.enter(
+                std::ptr::null_mut(),
+                (HostTensor::as_views(inputs), inputs.len()),
+                (HostTensorMut::as_views(outputs), outputs.len()),
+                (HostTensorMut::as_views(states), states.len()),
+            )
         }
-        let _turn = self
-            .turn
-            .as_ref()
-            .map(|m| m.lock().unwrap_or_else(|poison| poison.into_inner()));
+    }
+
+    /// Refuses arguments that lie on another device than the form was bound on.
+    pub(crate) fn on_device(&self, device: u32) -> Result<(), PluginError> {
+        if device == self.device {
+            return Ok(());
+        }
+        let what = format!(
+            "the form was bound on device {}, the arguments are on device {device}",
+            self.device
+        );
+        Err(self.refused("device_mismatch", what))
+    }
+
+    /// The call itself.
+    ///
+    /// # Safety
+    /// Each pair is an array of that many views, of memory on the form's device that stays for the call; outputs and
+    /// states are used by nobody else meanwhile. `queue` is null or a queue of that device.
+    pub(crate) unsafe fn enter(
+        &self,
+        queue: *mut c_void,
+        inputs: (*const TensorView, usize),
+        outputs: (*const TensorView, usize),
+        states: (*const TensorView, usize),
+    ) -> Result<(), PluginError> {
+        let found = [inputs.1, outputs.1, states.1];
+        if found != self.arity {
+            return Err(self.miscounted(found));
+        }
+        let _busy = match &self.busy {
+            Some(flag) => Some(Busy::take(flag).ok_or_else(|| self.overlapping())?),
+            None => None,
+        };
         if self.poisoned() {
-            let what = "an earlier call failed; the instance is not entered again".into();
-            return Err(self
-                .plugin
-                .error(&self.form, StatusKind::Poisoned, "poisoned", what));
+            return Err(self.dead());
         }
         let workspace = Workspace::lease(self)?;
         let ctx = CallCtx {
             struct_size: size_of::<CallCtx>() as u32,
             flags: 0,
-            queue: std::ptr::null_mut(),
+            queue,
             workspace: workspace.memory,
         };
         let mut error = Error::EMPTY;
-        // SAFETY: the handle is bound and not released; the turn is ours or the form declared overlapping calls;
-        // views are checked borrows of the stated counts, outputs and states exclusive ones.
+        // SAFETY: the handle is bound and not released; nobody else is inside, or the form declared overlapping calls;
+        // the views are as the caller promised.
         let status = unsafe {
             (self.plugin.tables.form.call)(
                 self.handle.0,
                 &ctx,
-                HostTensor::as_views(inputs),
-                inputs.len(),
-                HostTensorMut::as_views(outputs),
-                outputs.len(),
-                HostTensorMut::as_views(states),
-                states.len(),
+                inputs.0,
+                inputs.1,
+                outputs.0,
+                outputs.1,
+                states.0,
+                states.1,
                 &mut error,
             )
         };
-        if status != STATUS_OK {
-            self.poisoned.store(true, Ordering::Release);
+        if status == STATUS_OK {
+            return Ok(());
         }
+        self.poisoned.store(true, Ordering::Release);
         self.plugin.check(&self.form, status, &mut error)
+    }
+
+    #[cold]
+    fn miscounted(&self, found: [usize; 3]) -> PluginError {
+        let what = format!(
+            "expected {:?} inputs, outputs and states, found {found:?}",
+            self.arity
+        );
+        self.plugin
+            .error(&self.form, StatusKind::Invalid, "arguments_count", what)
+    }
+
+    #[cold]
+    fn overlapping(&self) -> PluginError {
+        let what = "another call runs on this form, which does not declare `concurrent`";
+        self.refused("rt_second_thread", what.into())
+    }
+
+    #[cold]
+    fn dead(&self) -> PluginError {
+        let what = "an earlier call failed; the instance is not entered again".into();
+        self.plugin
+            .error(&self.form, StatusKind::Poisoned, "poisoned", what)
+    }
+
+    #[cold]
+    fn refused(&self, code: &str, what: String) -> PluginError {
+        self.plugin
+            .error(&self.form, StatusKind::Refused, code, what)
+    }
+
+    /// The plugin's own entry, for the benchmark of the boundary.
+    #[doc(hidden)]
+    pub fn raw_entry(&self) -> RawEntry {
+        self.plugin.tables.form.call
+    }
+
+    /// What [`BoundForm::raw_entry`] takes first, as long as this value lives.
+    #[doc(hidden)]
+    pub fn raw_form(&self) -> *mut c_void {
+        self.handle.0
+    }
+
+    pub(crate) fn plugin(&self) -> &Arc<Inner> {
+        &self.plugin
     }
 
     /// Name of the form.
@@ -527,6 +644,22 @@ impl Drop for BoundForm {
     }
 }
 
+/// The one call that may run on a form.
+struct Busy<'a>(&'a AtomicBool);
+
+impl<'a> Busy<'a> {
+    fn take(flag: &'a AtomicBool) -> Option<Self> {
+        let taken = flag.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+        taken.ok().map(|_| Busy(flag))
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 /// Memory for the length of one call, where the form asked for some.
 struct Workspace<'a> {
     host: &'a HostTable,
@@ -556,6 +689,9 @@ impl<'a> Workspace<'a> {
 
 impl Drop for Workspace<'_> {
     fn drop(&mut self) {
-        self.host.release(self.memory);
+        // Most forms ask for none, and the lock is not free.
+        if !self.memory.is_null() {
+            self.host.release(self.memory);
+        }
     }
 }

@@ -1,30 +1,43 @@
 //! The scan of the whole search path: every candidate file and what became of it.
 //!
 //! Each file passes the same steps in the same order, and each step may refuse it with a code: path rules, ELF
-//! check, private copy, `describe` in a child, identity, handshake, architectures, opening. One file's fault is one
-//! row; the others go on. Ids are unique: two files of one directory that share one are both refused, and across
-//! directories the earlier wins. Only a plugin that was loaded shadows another.
+//! check, private copy, lock, signature, sidecar, quarantine, `describe` in a child, identity, handshake,
+//! architectures, opening. One file's fault is one row; the others go on. Ids are unique: two files of one directory
+//! that share one are both refused, and across directories the earlier wins. Only a plugin that was loaded shadows
+//! another. Everything up to the document happens for several files at once; everything after it in search order.
 //!
-//! Places kept for later steps: the digest against `plugins.lock` and a sidecar manifest belong between the private
-//! copy and the child; quarantine and the cache of scans around the child.
+//! Two ways to scan. [`Registry::scan`] opens what can be opened, and hashes whatever it opens. [`Registry::list`]
+//! says the same of every file, but believes the cache of scans about files that have not changed and about plugins
+//! that this host has opened before.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use structures_plugin_api::abi::API_VERSION;
 use structures_plugin_api::describe::Description;
 
 use crate::arch::{self, Device};
+use crate::cache::{now_nanos, Answer, ScanCache, Stamp};
 use crate::code::{Code, Refusal};
 use crate::document;
 use crate::elf;
 use crate::error::LoaderError;
+use crate::lock::{self, Drift, Lock, LockPolicy, LockReport, LockedPlugin};
 use crate::paths::{self, Opened};
 use crate::plugin::Plugin;
-use crate::scan::{ScanMode, Scanner, DEADLINE};
-use crate::search::{candidates, search_path, Environment, SearchDir};
+use crate::quarantine::{Quarantine, Quarantined};
+use crate::scan::{Failed, ScanMode, Scanner, DEADLINE};
+use crate::search::{candidates, places, Environment, Place, SearchDir};
+use crate::sidecar::Sidecar;
+use crate::signature::{SignatureState, TrustedKeys};
 use crate::store::{Object, ObjectStore, StoreFailure};
+
+/// More scans at once than this gain nothing: each is a process of its own.
+const MOST_WORKERS: usize = 8;
 
 /// What to scan and how.
 #[derive(Clone, Debug)]
@@ -37,16 +50,22 @@ pub struct ScanOptions {
     pub mode: ScanMode,
     /// How long describing one may take.
     pub deadline: Duration,
+    /// The lock file, and whether it is enforced.
+    pub lock: LockPolicy,
+    /// Refuse every file without a signature of a trusted key.
+    pub require_signed: bool,
 }
 
 impl ScanOptions {
-    /// The process's own surroundings, a child for each plugin, ten seconds each.
+    /// The process's own surroundings, a child for each plugin, ten seconds each, no lock.
     pub fn new(dirs: Vec<PathBuf>) -> Self {
         ScanOptions {
             dirs,
             environment: Environment::capture(),
             mode: ScanMode::default(),
             deadline: DEADLINE,
+            lock: LockPolicy::default(),
+            require_signed: false,
         }
     }
 }
@@ -59,7 +78,7 @@ pub enum Outcome {
     Loaded,
     /// Not used; code and reason say why.
     Refused,
-    /// Not opened because these bytes crashed a scan before. Reserved: nothing is quarantined yet.
+    /// Not opened because these bytes crashed or hung a scan before.
     Quarantined,
     /// Another file stands for it.
     Shadowed,
@@ -90,9 +109,46 @@ pub struct PluginRow {
     pub archs: Vec<String>,
     /// Number of declared forms.
     pub forms: usize,
+    /// Who made it, as far as it was asked; absent where the file fell before that.
+    pub signature: Option<SignatureState>,
+    /// Whether a sidecar stands beside it.
+    pub sidecar: bool,
+    /// Since when and why it is not opened.
+    pub quarantine: Option<Quarantined>,
     /// The whole declaration, where there is a valid one.
     #[serde(skip)]
     pub description: Option<Description>,
+    /// The steps it took, for the trace.
+    #[serde(skip)]
+    pub steps: Vec<String>,
+}
+
+/// One place of the search path and every candidate in it; the load trace.
+#[derive(Clone, Debug, Serialize)]
+pub struct TracedPlace {
+    /// Why it was considered.
+    pub source: &'static str,
+    /// The directory, where one is known.
+    pub path: Option<PathBuf>,
+    /// Whether it was searched.
+    pub searched: bool,
+    /// Why not.
+    pub reason: Option<String>,
+    /// Its candidates.
+    pub candidates: Vec<TracedCandidate>,
+}
+
+/// One candidate of the trace.
+#[derive(Clone, Debug, Serialize)]
+pub struct TracedCandidate {
+    /// The file.
+    pub path: PathBuf,
+    /// The steps it took, in order.
+    pub steps: Vec<String>,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// Why, when it was not loaded.
+    pub code: Option<Code>,
 }
 
 /// The result of a scan.
@@ -102,6 +158,10 @@ pub struct Registry {
     pub searched: Vec<SearchDir>,
     /// Every candidate, in search order.
     pub plugins: Vec<PluginRow>,
+    /// Every place that was considered, in order.
+    pub trace: Vec<TracedPlace>,
+    /// What the lock says, where one was looked for.
+    pub lock: Option<LockReport>,
     loaded: Vec<Plugin>,
 }
 
@@ -109,35 +169,67 @@ impl Registry {
     /// Scans the search path and loads what can be loaded.
     ///
     /// # Errors
-    /// [`LoaderError`] when a named directory cannot be searched or the cache cannot be written; never because of a
-    /// candidate.
+    /// [`LoaderError`] when a named directory cannot be searched, the cache cannot be written, or a lock or a trusted
+    /// key cannot be read; never because of a candidate.
     pub fn scan(options: &ScanOptions) -> Result<Self, LoaderError> {
-        let searched = search_path(&options.dirs, &options.environment)?;
+        Self::run(options, false)
+    }
+
+    /// As [`Registry::scan`] for somebody who only wants to know: a plugin that this host opened before, whose file
+    /// has not changed, is listed as loaded without being opened. [`Registry::loaded`] lacks it.
+    ///
+    /// # Errors
+    /// As [`Registry::scan`].
+    pub fn list(options: &ScanOptions) -> Result<Self, LoaderError> {
+        Self::run(options, true)
+    }
+
+    fn run(options: &ScanOptions, listing: bool) -> Result<Self, LoaderError> {
+        let environment = &options.environment;
+        let places = places(&options.dirs, environment)?;
+        let cache_dir = environment.cache_dir.as_deref();
+        let scanner = Scanner::find(&options.mode, environment);
+        let lock = match &options.lock.file {
+            Some(path) => Lock::read(path)?,
+            None => None,
+        };
+        let named = environment.trusted_keys.is_some();
+        let keys = environment.trusted_keys.clone().or_else(|| {
+            let config = environment.config_dir.as_ref()?;
+            Some(config.join("structures").join("trusted"))
+        });
         let mut scan = Scan {
             options,
-            scanner: Scanner::find(&options.mode, &options.environment),
+            listing,
             cpu: Device::host_cpu(),
-            store: None,
+            cache: ScanCache::open(cache_dir, made_by(&scanner)),
+            quarantine: Quarantine::open(cache_dir),
+            keys: TrustedKeys::read(keys.as_deref(), named)?,
+            lock,
+            scanner,
+            store: Mutex::new(None),
             files: HashMap::new(),
+            ids: HashMap::new(),
             loaded: Vec::new(),
         };
-        let mut plugins = Vec::new();
-        for dir in &searched {
-            plugins.extend(scan.directory(dir)?);
-        }
+        let (plugins, trace) = scan.places(&places)?;
+        let lock = scan.report(&plugins);
+        scan.cache.save();
         Ok(Registry {
-            searched,
+            searched: places.into_iter().filter_map(Place::searched).collect(),
             plugins,
+            trace,
+            lock,
             loaded: scan.loaded,
         })
     }
 
-    /// The loaded plugins, in search order.
+    /// The plugins that were opened, in search order.
     pub fn loaded(&self) -> &[Plugin] {
         &self.loaded
     }
 
-    /// The loaded plugin with this id.
+    /// The opened plugin with this id.
     pub fn plugin(&self, id: &str) -> Option<&Plugin> {
         self.loaded.iter().find(|p| p.id() == id)
     }
@@ -152,153 +244,572 @@ impl Registry {
             .find(loaded)
             .or(self.plugins.iter().find(of_id))
     }
+
+    /// A lock of every loaded plugin.
+    pub fn to_lock(&self) -> Lock {
+        let locked = self.plugins.iter().filter_map(|p| {
+            Some(LockedPlugin {
+                id: p.id.clone().filter(|_| p.outcome == Outcome::Loaded)?,
+                version: p.version.clone()?,
+                sha256: p.sha256.clone()?,
+                file: name(&p.path),
+            })
+        });
+        Lock::new(locked.collect())
+    }
+}
+
+/// Forgets every scan and the whole quarantine below a cache directory; how many entries each had.
+///
+/// # Errors
+/// [`LoaderError::NoCacheDir`], or [`LoaderError::Cache`] when a file cannot be removed.
+pub fn forget(environment: &Environment) -> Result<(usize, usize), LoaderError> {
+    let cache = environment
+        .cache_dir
+        .as_deref()
+        .ok_or(LoaderError::NoCacheDir)?;
+    let failed = |source| LoaderError::Cache {
+        path: cache.to_path_buf(),
+        action: "forget what it holds",
+        source,
+    };
+    let scans = crate::cache::forget(cache).map_err(failed)?;
+    let quarantined = crate::quarantine::forget(cache).map_err(failed)?;
+    Ok((scans, quarantined))
+}
+
+/// Whose answers the cache holds.
+fn made_by(scanner: &Scanner) -> String {
+    format!(
+        "structures {} api {API_VERSION} scanner {}",
+        env!("CARGO_PKG_VERSION"),
+        scanner.stamp()
+    )
 }
 
 struct Scan<'a> {
     options: &'a ScanOptions,
+    listing: bool,
     scanner: Scanner,
     cpu: Device,
-    store: Option<ObjectStore>,
+    cache: ScanCache,
+    quarantine: Quarantine,
+    keys: TrustedKeys,
+    lock: Option<Lock>,
+    store: Mutex<Option<ObjectStore>>,
     /// Canonical path -> the name under which it was listed.
     files: HashMap<PathBuf, PathBuf>,
+    /// Id -> the file that was loaded.
+    ids: HashMap<String, PathBuf>,
     loaded: Vec<Plugin>,
 }
 
 /// A candidate on its way.
 struct Candidate {
     path: PathBuf,
+    /// What was hashed: the stamp and when it was taken.
+    stamp: Option<(Stamp, i64)>,
+    sha256: Option<String>,
     object: Option<Object>,
+    sidecar: bool,
+    signature: Option<SignatureState>,
+    quarantine: Option<Quarantined>,
     description: Option<Description>,
+    /// What the child answered in this scan.
+    answer: Option<Answer>,
     fate: Fate,
+    steps: Vec<String>,
 }
 
 enum Fate {
+    /// Not looked into yet.
+    Unknown,
+    /// Described.
     Open,
     Loaded,
     Refused(Refusal),
+    Quarantined(Refusal),
     Shadowed(Refusal),
 }
 
+/// What ends the way of one candidate; the cache's failure ends the scan.
+enum Stop {
+    Refused(Refusal),
+    Cache(LoaderError),
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Stop::Refused(refusal)
+    }
+}
+
 impl Scan<'_> {
-    fn directory(&mut self, dir: &SearchDir) -> Result<Vec<PluginRow>, LoaderError> {
-        let mut found = Vec::new();
-        for path in candidates(dir)? {
-            found.push(self.describe(path)?);
-        }
-        refuse_duplicates(&mut found);
-        for candidate in &mut found {
-            if matches!(candidate.fate, Fate::Open) {
-                candidate.fate = self.load(candidate);
+    fn places(
+        &mut self,
+        places: &[Place],
+    ) -> Result<(Vec<PluginRow>, Vec<TracedPlace>), LoaderError> {
+        let mut found: Vec<(usize, Candidate)> = Vec::new();
+        for (i, place) in places.iter().enumerate() {
+            if let Some(dir) = place.clone().searched() {
+                for path in candidates(&dir)? {
+                    found.push((i, self.first_look(path)));
+                }
             }
         }
-        Ok(found.into_iter().map(Candidate::row).collect())
+        self.describe_all(&mut found)?;
+        for (_, candidate) in &mut found {
+            self.remember(candidate);
+        }
+        let mut rows = Vec::with_capacity(found.len());
+        let mut trace: Vec<TracedPlace> = places.iter().map(TracedPlace::of).collect();
+        let mut found = found.into_iter().peekable();
+        while let Some(&(place, _)) = found.peek() {
+            let mut group = Vec::new();
+            while let Some((_, candidate)) = found.next_if(|(p, _)| *p == place) {
+                group.push(candidate);
+            }
+            refuse_duplicates(&mut group);
+            for candidate in &mut group {
+                if matches!(candidate.fate, Fate::Open) {
+                    candidate.fate = self.load(candidate);
+                }
+                if let Some((loaded, sha256)) = candidate.tried() {
+                    self.cache.note_loaded(sha256, loaded);
+                }
+            }
+            for candidate in group {
+                let row = candidate.row();
+                trace[place].candidates.push(TracedCandidate::of(&row));
+                rows.push(row);
+            }
+        }
+        Ok((rows, trace))
     }
 
-    /// Everything up to the document.
-    fn describe(&mut self, path: PathBuf) -> Result<Candidate, LoaderError> {
-        let mut candidate = Candidate {
-            path,
-            object: None,
-            description: None,
-            fate: Fate::Open,
-        };
+    /// Path rules, and what the cache knows of a file that has not changed.
+    fn first_look(&mut self, path: PathBuf) -> Candidate {
+        let mut candidate = Candidate::new(path);
         let opened = match paths::open(&candidate.path) {
             Ok(opened) => opened,
-            Err(refusal) => return Ok(candidate.refused(refusal)),
+            Err(refusal) => {
+                candidate.fate = Fate::Refused(refusal);
+                return candidate;
+            }
         };
         if let Some(first) = self.files.get(&opened.canonical) {
             let reason = format!("the same file as {}", first.display());
             candidate.fate = Fate::Shadowed(Code::SameFile.because(reason));
-            return Ok(candidate);
+            return candidate;
         }
         self.files
             .insert(opened.canonical.clone(), candidate.path.clone());
-        let object = match self.private_copy(&opened)? {
-            Ok(object) => object,
-            Err(refusal) => return Ok(candidate.refused(refusal)),
-        };
-        candidate.object = Some(object.clone());
-        let document = self
-            .scanner
-            .describe(&object.path, self.options.deadline)
-            .and_then(|text| document::parse(&text));
-        match document {
-            Ok(description) => candidate.description = Some(description),
-            Err(refusal) => return Ok(candidate.refused(refusal)),
+        candidate.steps.push("path rules passed".into());
+        if self.listing {
+            let stamp = opened.file.metadata().ok().map(|m| Stamp::of(&m));
+            candidate.sha256 = stamp
+                .and_then(|stamp| self.cache.digest(&candidate.path, &stamp))
+                .filter(|sha256| self.cache.answer(sha256).is_some());
+            if candidate.sha256.is_some() {
+                candidate
+                    .steps
+                    .push("unchanged since it was hashed (cache)".into());
+                let way = self.describe(&mut candidate, Some(opened));
+                // Nothing is copied on this way, so the cache cannot fail.
+                candidate.end(way);
+            }
         }
-        Ok(candidate)
+        candidate
     }
 
-    /// The outer result is the cache's failure, the inner one the candidate's.
-    fn private_copy(&mut self, opened: &Opened) -> Result<Result<Object, Refusal>, LoaderError> {
-        // Before copying: a text file of a gigabyte is not worth it.
-        if let Err(refusal) = elf::check(&opened.file) {
-            return Ok(Err(refusal));
-        }
-        let store = match &self.store {
-            Some(store) => store,
-            None => {
-                let cache = self
-                    .options
-                    .environment
-                    .cache_dir
-                    .as_ref()
-                    .ok_or(LoaderError::NoCacheDir)?;
-                self.store.insert(ObjectStore::open(cache)?)
+    /// Everything up to the document, for all that are not known yet, several at once.
+    fn describe_all(&self, found: &mut [(usize, Candidate)]) -> Result<(), LoaderError> {
+        let unknown: Vec<&mut Candidate> = found
+            .iter_mut()
+            .map(|(_, c)| c)
+            .filter(|c| matches!(c.fate, Fate::Unknown))
+            .collect();
+        // In this process, initialisers run one at a time, as they do in every other program.
+        let workers = match &self.scanner {
+            Scanner::InProcess => 1,
+            _ => std::thread::available_parallelism()
+                .map_or(1, usize::from)
+                .min(MOST_WORKERS)
+                .min(unknown.len()),
+        };
+        let queue = Mutex::new(unknown.into_iter());
+        let failure: Mutex<Option<LoaderError>> = Mutex::new(None);
+        let work = || loop {
+            let next = unpoisoned(&queue).next();
+            let Some(candidate) = next.filter(|_| unpoisoned(&failure).is_none()) else {
+                return;
+            };
+            let way = self.describe(candidate, None);
+            if let Some(error) = candidate.end(way) {
+                unpoisoned(&failure).get_or_insert(error);
             }
         };
-        match store.intern(&opened.file) {
-            Ok(object) => Ok(check_copy(&object).map(|()| object)),
-            Err(StoreFailure::Candidate(refusal)) => Ok(Err(refusal)),
-            Err(StoreFailure::Cache(error)) => Err(error),
+        if workers <= 1 {
+            work();
+        } else {
+            std::thread::scope(|scope| {
+                for _ in 0..workers {
+                    scope.spawn(work);
+                }
+            });
+        }
+        let failure = unpoisoned(&failure).take();
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// From the file to the document. With a digest from the cache the file is not read.
+    fn describe(&self, candidate: &mut Candidate, opened: Option<Opened>) -> Result<(), Stop> {
+        let opened = match opened {
+            Some(opened) => opened,
+            None => paths::open(&candidate.path)?,
+        };
+        // Read first, so that a library for another machine shows what it declares.
+        let sidecar = Sidecar::read(&candidate.path);
+        if let Ok(Some(sidecar)) = &sidecar {
+            candidate.sidecar = true;
+            candidate.description = Some(sidecar.description.clone());
+            candidate.steps.push("sidecar read".into());
+        }
+        if candidate.sha256.is_none() {
+            self.copy(candidate, &opened)?;
+        }
+        let sha256 = candidate.sha256.clone().unwrap_or_default();
+        if let Some(lock) = self.listed(&name(&candidate.path), &sha256)? {
+            candidate.steps.push(lock);
+        }
+        let copy = candidate.object.as_ref().map(|o| o.path.clone());
+        let bytes = || copy.map_or_else(|| opened.file.try_clone(), File::open);
+        let required = self.options.require_signed;
+        let (state, answer) = self.keys.judge(&candidate.path, bytes, required);
+        candidate.steps.push(format!("signature {state}"));
+        candidate.signature = Some(state);
+        answer?;
+        let sidecar = sidecar?;
+        if let Some(sidecar) = &sidecar {
+            sidecar.covers(&candidate.path, &sha256)?;
+            self.admit(&sidecar.description)?;
+        }
+        self.answer(candidate, &sha256)?;
+        if let (Some(sidecar), Some(d)) = (&sidecar, &candidate.description) {
+            sidecar.agrees(&candidate.path, d)?;
+            candidate.steps.push("sidecar agrees".into());
+        }
+        candidate.fate = Fate::Open;
+        Ok(())
+    }
+
+    /// The private copy and the digest.
+    fn copy(&self, candidate: &mut Candidate, opened: &Opened) -> Result<(), Stop> {
+        // Before copying: a text file of a gigabyte is not worth it.
+        elf::check(&opened.file)?;
+        let taken = now_nanos();
+        let stamp = opened.file.metadata().ok().map(|m| Stamp::of(&m));
+        let object = self.intern(&opened.file)?;
+        // The copy is what is opened, so it is what must be whole: the original may have changed while it was read.
+        let copy = File::open(&object.path).map_err(|e| {
+            Code::Unreadable.because(format!("the private copy cannot be opened: {e}"))
+        })?;
+        elf::check(&copy)?;
+        let after = opened.file.metadata().ok().map(|m| Stamp::of(&m));
+        candidate.stamp = stamp.filter(|_| stamp == after).map(|s| (s, taken));
+        candidate.sha256 = Some(object.sha256.clone());
+        candidate.object = Some(object);
+        candidate.steps.push("ELF checked, hashed, copied".into());
+        Ok(())
+    }
+
+    fn intern(&self, file: &File) -> Result<Object, Stop> {
+        let mut slot = unpoisoned(&self.store);
+        if slot.is_none() {
+            let cache = self.options.environment.cache_dir.as_ref();
+            let opened = cache
+                .ok_or(LoaderError::NoCacheDir)
+                .and_then(|cache| ObjectStore::open(cache));
+            *slot = Some(opened.map_err(Stop::Cache)?);
+        }
+        let store = slot.clone();
+        drop(slot);
+        match store.map(|store| store.intern(file)) {
+            Some(Ok(object)) => Ok(object),
+            Some(Err(StoreFailure::Candidate(refusal))) => Err(refusal.into()),
+            Some(Err(StoreFailure::Cache(error))) => Err(Stop::Cache(error)),
+            None => Err(Stop::Cache(LoaderError::NoCacheDir)),
+        }
+    }
+
+    /// What an enforced lock says.
+    fn listed(&self, file: &str, sha256: &str) -> Result<Option<String>, Refusal> {
+        match (&self.lock, self.options.lock.enforced) {
+            (_, false) => Ok(None),
+            (None, true) => Err(lock::missing(&self.options.lock)),
+            (Some(lock), true) => {
+                lock.admits(file, sha256)?;
+                Ok(Some("locked".into()))
+            }
+        }
+    }
+
+    /// The document: remembered, or from a child unless these bytes are in quarantine.
+    fn answer(&self, candidate: &mut Candidate, sha256: &str) -> Result<(), Refusal> {
+        if let Some(entry) = self.quarantine.of(sha256) {
+            let refusal = entry.refusal();
+            candidate.quarantine = Some(entry);
+            return Err(refusal);
+        }
+        match self.cache.answer(sha256) {
+            Some(Answer::Description(d)) => {
+                candidate.steps.push("described before (cache)".into());
+                candidate.description = Some((**d).clone());
+                return Ok(());
+            }
+            Some(Answer::Refused {
+                code,
+                reason,
+                detail,
+            }) => {
+                if let Some(code) = Code::from_name(code) {
+                    candidate.steps.push("refused before (cache)".into());
+                    return Err(Refusal {
+                        detail: detail.clone(),
+                        ..code.because(reason.clone())
+                    });
+                }
+            }
+            None => {}
+        }
+        let Some(object) = &candidate.object else {
+            return Err(Code::BytesChanged.because("the cache of scans forgot the file meanwhile"));
+        };
+        let start = Instant::now();
+        let described = self
+            .scanner
+            .describe(&object.path, self.options.deadline)
+            .and_then(|text| document::parse(&text).map_err(Failed::from));
+        let took = start.elapsed().as_secs_f64() * 1e3;
+        match described {
+            Ok(d) => {
+                candidate.steps.push(format!("described in {took:.1} ms"));
+                candidate.answer = Some(Answer::Description(Box::new(d.clone())));
+                candidate.description = Some(d);
+                Ok(())
+            }
+            Err(Failed { refusal, signal }) => {
+                candidate
+                    .steps
+                    .push(format!("not described, after {took:.1} ms"));
+                candidate.answer = Answer::refused(&refusal);
+                self.quarantine
+                    .note(sha256, &candidate.path, &refusal, signal);
+                Err(refusal)
+            }
+        }
+    }
+
+    /// Handshake and architectures.
+    fn admit(&self, description: &Description) -> Result<(), Refusal> {
+        document::handshake(description)?;
+        arch::admit_at_load(&description.id, &description.archs, &self.cpu)
+    }
+
+    fn remember(&mut self, candidate: &mut Candidate) {
+        let Some(sha256) = &candidate.sha256 else {
+            return;
+        };
+        if let Some(answer) = candidate.answer.take() {
+            self.cache.note_answer(sha256, answer);
+        }
+        if let Some((stamp, taken)) = candidate.stamp {
+            if self.cache.answer(sha256).is_some() {
+                self.cache.note_file(&candidate.path, stamp, taken, sha256);
+            }
         }
     }
 
     /// Everything after the document.
-    fn load(&mut self, candidate: &Candidate) -> Fate {
-        let (Some(object), Some(description)) = (&candidate.object, &candidate.description) else {
+    fn load(&mut self, candidate: &mut Candidate) -> Fate {
+        let (Some(sha256), Some(description)) =
+            (candidate.sha256.clone(), candidate.description.clone())
+        else {
             return Fate::Refused(Code::BadDescribe.because("no document"));
         };
-        let admitted = document::handshake(description)
-            .and_then(|()| arch::admit_at_load(&description.id, &description.archs, &self.cpu));
-        if let Err(refusal) = admitted {
+        if let Err(refusal) = self.admit(&description) {
             return Fate::Refused(refusal);
         }
-        if let Some(earlier) = self.loaded.iter().find(|p| p.id() == description.id) {
+        if let Some(earlier) = self.ids.get(&description.id) {
             return Fate::Shadowed(Code::Shadowed.because(format!(
                 "id {} was loaded from {}",
                 description.id,
-                earlier.path().display()
+                earlier.display()
             )));
         }
-        match Plugin::load(&candidate.path, object, description) {
+        if self.listing && self.cache.loaded(&sha256) {
+            candidate.steps.push("opened before (cache)".into());
+            self.ids.insert(description.id, candidate.path.clone());
+            return Fate::Loaded;
+        }
+        match self.open(candidate, &sha256, &description) {
             Ok(plugin) => {
                 tracing::debug!(plugin = plugin.id(), path = %candidate.path.display(), "loaded");
+                candidate.steps.push("opened".into());
+                self.ids.insert(description.id, candidate.path.clone());
                 self.loaded.push(plugin);
                 Fate::Loaded
             }
             Err(refusal) => Fate::Refused(refusal),
         }
     }
+
+    fn open(
+        &mut self,
+        candidate: &mut Candidate,
+        sha256: &str,
+        description: &Description,
+    ) -> Result<Plugin, Refusal> {
+        if candidate.object.is_none() {
+            // Known from the cache so far: now the bytes are needed, and they are hashed.
+            let opened = paths::open(&candidate.path)?;
+            let object = match self.intern(&opened.file) {
+                Ok(object) => object,
+                Err(Stop::Refused(refusal)) => return Err(refusal),
+                Err(Stop::Cache(error)) => {
+                    return Err(Code::OpenFailed.because(error.to_string()));
+                }
+            };
+            if object.sha256 != sha256 {
+                self.cache.forget_file(&candidate.path);
+                return Err(Code::BytesChanged.because(format!(
+                    "expected sha256 {sha256}, found {}, although inode, size and times are the same",
+                    object.sha256
+                )));
+            }
+            candidate.object = Some(object);
+        }
+        let Some(object) = &candidate.object else {
+            return Err(Code::BytesChanged.because("there is no private copy"));
+        };
+        object.verify()?;
+        Plugin::load(&candidate.path, object, description)
+    }
+
+    /// Differences between a lock and what was found.
+    fn report(&self, rows: &[PluginRow]) -> Option<LockReport> {
+        let path = self.options.lock.file.clone()?;
+        let enforced = self.options.lock.enforced;
+        let Some(lock) = &self.lock else {
+            return enforced.then_some(LockReport {
+                path,
+                found: false,
+                enforced,
+                drift: Vec::new(),
+            });
+        };
+        let mut drift = Vec::new();
+        for row in rows.iter().filter(|r| r.outcome == Outcome::Loaded) {
+            let (file, sha256) = (name(&row.path), row.sha256.clone().unwrap_or_default());
+            if let Err(refusal) = lock.admits(&file, &sha256) {
+                drift.push(Drift {
+                    code: refusal.code.name().into(),
+                    id: row.id.clone(),
+                    reason: refusal.reason,
+                    file,
+                });
+            }
+        }
+        for entry in &lock.plugins {
+            let there = |r: &PluginRow| {
+                r.sha256.as_ref() == Some(&entry.sha256) || name(&r.path) == entry.file
+            };
+            if !rows.iter().any(there) {
+                drift.push(Drift {
+                    code: "lock_absent".into(),
+                    id: Some(entry.id.clone()),
+                    reason: format!("{} {} is locked and was not found", entry.id, entry.version),
+                    file: entry.file.clone(),
+                });
+            }
+        }
+        for d in &drift {
+            tracing::warn!("{}: {}: {}: {}", path.display(), d.file, d.code, d.reason);
+        }
+        Some(LockReport {
+            path,
+            found: true,
+            enforced,
+            drift,
+        })
+    }
 }
 
 impl Candidate {
-    fn refused(mut self, refusal: Refusal) -> Self {
-        tracing::debug!(path = %self.path.display(), "{refusal}");
-        self.fate = Fate::Refused(refusal);
-        self
+    fn new(path: PathBuf) -> Self {
+        Candidate {
+            path,
+            stamp: None,
+            sha256: None,
+            object: None,
+            sidecar: false,
+            signature: None,
+            quarantine: None,
+            description: None,
+            answer: None,
+            fate: Fate::Unknown,
+            steps: Vec::new(),
+        }
+    }
+
+    /// Takes the end of its way; gives back what ends the whole scan.
+    fn end(&mut self, way: Result<(), Stop>) -> Option<LoaderError> {
+        match way {
+            Ok(()) => None,
+            Err(Stop::Cache(error)) => Some(error),
+            Err(Stop::Refused(refusal)) => {
+                self.fate = match self.quarantine {
+                    Some(_) => Fate::Quarantined(refusal),
+                    None => Fate::Refused(refusal),
+                };
+                None
+            }
+        }
+    }
+
+    /// Whether it was opened, and with which bytes: what the cache remembers of the end.
+    fn tried(&self) -> Option<(bool, &str)> {
+        let loaded = match &self.fate {
+            Fate::Loaded => true,
+            // Everything else says nothing about opening these bytes.
+            Fate::Refused(r)
+                if self.object.is_some()
+                    && matches!(r.code, Code::DescribeChanged | Code::PluginOpenFailed) =>
+            {
+                false
+            }
+            _ => return None,
+        };
+        Some((loaded, self.sha256.as_deref()?))
     }
 
     fn row(self) -> PluginRow {
         let (outcome, refusal) = match self.fate {
             Fate::Loaded => (Outcome::Loaded, None),
             Fate::Refused(refusal) => (Outcome::Refused, Some(refusal)),
+            Fate::Quarantined(refusal) => (Outcome::Quarantined, Some(refusal)),
             Fate::Shadowed(refusal) => (Outcome::Shadowed, Some(refusal)),
-            Fate::Open => (
+            Fate::Unknown | Fate::Open => (
                 Outcome::Refused,
                 Some(Code::BadDescribe.because("no document")),
             ),
         };
+        if let Some(refusal) = &refusal {
+            tracing::debug!(path = %self.path.display(), "{refusal}");
+            if let Some(detail) = &refusal.detail {
+                tracing::debug!(path = %self.path.display(), "in full:\n{detail}");
+            }
+        }
         let (code, reason) = refusal.map(|r| (r.code, r.reason)).unzip();
         let d = self.description;
         PluginRow {
@@ -307,22 +818,42 @@ impl Candidate {
             vendor: d.as_ref().map(|d| d.vendor.clone()),
             api: d.as_ref().map(|d| d.api.clone()),
             path: self.path,
-            sha256: self.object.map(|o| o.sha256),
+            sha256: self.sha256,
             outcome,
             code,
             reason,
             archs: d.as_ref().map(|d| d.archs.clone()).unwrap_or_default(),
             forms: d.as_ref().map_or(0, |d| d.forms.len()),
+            signature: self.signature,
+            sidecar: self.sidecar,
+            quarantine: self.quarantine,
             description: d,
+            steps: self.steps,
         }
     }
 }
 
-/// The copy is what is opened, so it is what must be whole: the original may have changed while it was read.
-fn check_copy(object: &Object) -> Result<(), Refusal> {
-    let copy = std::fs::File::open(&object.path)
-        .map_err(|e| Code::Unreadable.because(format!("the private copy cannot be opened: {e}")))?;
-    elf::check(&copy)
+impl TracedPlace {
+    fn of(place: &Place) -> Self {
+        TracedPlace {
+            source: place.source.name(),
+            path: place.path.clone(),
+            searched: place.path.is_some() && place.skipped.is_none(),
+            reason: place.skipped.clone(),
+            candidates: Vec::new(),
+        }
+    }
+}
+
+impl TracedCandidate {
+    fn of(row: &PluginRow) -> Self {
+        TracedCandidate {
+            path: row.path.clone(),
+            steps: row.steps.clone(),
+            outcome: row.outcome,
+            code: row.code,
+        }
+    }
 }
 
 /// Ids are unique within a directory: whoever shares one is refused, naming the others.
@@ -351,4 +882,11 @@ fn name(path: &Path) -> String {
         .unwrap_or(path.as_os_str())
         .to_string_lossy()
         .into_owned()
+}
+
+/// A worker that panicked left nothing half-done behind these locks.
+fn unpoisoned<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -6,10 +6,11 @@
 //! limited processor time, dies with its parent and leaves by `_exit`. The parent waits until a deadline, then kills
 //! the child's whole process group, and reaps it in every case.
 //!
-//! Not here yet: the cache of scans and the quarantine of digests that crashed.
+//! Not here: what is remembered of an answer ([`crate::cache`]) and of a crash ([`crate::quarantine`]).
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -99,11 +100,45 @@ impl Scanner {
     }
 
     /// The text of the `describe` document of the library at `object`.
-    pub(crate) fn describe(&self, object: &Path, deadline: Duration) -> Result<String, Refusal> {
+    pub(crate) fn describe(&self, object: &Path, deadline: Duration) -> Result<String, Failed> {
         match self {
-            Scanner::InProcess => describe_here(object),
-            Scanner::Missing(refusal) => Err(refusal.clone()),
+            Scanner::InProcess => describe_here(object).map_err(Failed::from),
+            Scanner::Missing(refusal) => Err(refusal.clone().into()),
             Scanner::Program(program) => describe_in_child(program, object, deadline),
+        }
+    }
+
+    /// What answers depend on beside the bytes: another program may open other doors.
+    pub(crate) fn stamp(&self) -> String {
+        match self {
+            Scanner::InProcess => "in process".into(),
+            Scanner::Missing(_) => "no scanner".into(),
+            Scanner::Program(program) => match program.metadata() {
+                Ok(m) => format!(
+                    "{} {} {}.{}",
+                    program.display(),
+                    m.len(),
+                    m.ctime(),
+                    m.ctime_nsec()
+                ),
+                Err(_) => program.display().to_string(),
+            },
+        }
+    }
+}
+
+/// Why there is no document, and the signal that ended the child if one did.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    pub(crate) refusal: Refusal,
+    pub(crate) signal: Option<i32>,
+}
+
+impl From<Refusal> for Failed {
+    fn from(refusal: Refusal) -> Self {
+        Failed {
+            refusal,
+            signal: None,
         }
     }
 }
@@ -118,6 +153,8 @@ struct Answer {
     code: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
 }
 
 /// The child's end: describes the library at `path` and prints the answer. What a program does for
@@ -137,12 +174,14 @@ pub fn scan_main(path: &Path) -> i32 {
             description: Some(text),
             code: None,
             reason: None,
+            detail: None,
         },
         Err(refusal) => Answer {
             structures_scan: MAGIC,
             description: None,
             code: Some(refusal.code.name().into()),
             reason: Some(refusal.reason),
+            detail: refusal.detail,
         },
     };
     let sent = serde_json::to_string(&answer)
@@ -162,8 +201,8 @@ fn describe_here(path: &Path) -> Result<String, Refusal> {
     unsafe { doorway.exchange(NO_HOST) }?.describe()
 }
 
-fn describe_in_child(program: &Path, object: &Path, deadline: Duration) -> Result<String, Refusal> {
-    let failed = |what: String| Code::ScanFailed.because(what);
+fn describe_in_child(program: &Path, object: &Path, deadline: Duration) -> Result<String, Failed> {
+    let failed = |what: String| Failed::from(Code::ScanFailed.because(what));
     let child = Command::new(program)
         .arg(SUBCOMMAND)
         .arg(object)
@@ -186,17 +225,18 @@ fn describe_in_child(program: &Path, object: &Path, deadline: Duration) -> Resul
         tracing::debug!("scan of {}: {}", object.display(), messages.trim());
     }
     let Some(status) = end.status else {
-        return Err(Code::ScanTimeout.because(format!(
-            "no answer within {:.1} s, killed",
-            deadline.as_secs_f64()
-        )));
+        let text = format!("no answer within {:.1} s, killed", deadline.as_secs_f64());
+        return Err(Code::ScanTimeout.because(text).into());
     };
     if let Some(signal) = status.signal() {
-        return Err(Code::ScanCrashed.because(format!(
-            "the scan child was ended by {}{}",
-            sys::signal_name(signal),
-            last_words(&messages)
-        )));
+        return Err(Failed {
+            refusal: Code::ScanCrashed.because(format!(
+                "the scan child was ended by {}{}",
+                sys::signal_name(signal),
+                last_words(&messages)
+            )),
+            signal: Some(signal),
+        });
     }
     let answer = end
         .answer
@@ -211,11 +251,15 @@ fn describe_in_child(program: &Path, object: &Path, deadline: Duration) -> Resul
         Some(Answer {
             code: Some(code),
             reason,
+            detail,
             ..
         }) => {
             let reason = reason.unwrap_or_default();
             Err(match Code::from_name(&code) {
-                Some(code) => code.because(reason),
+                Some(code) => Failed::from(Refusal {
+                    detail,
+                    ..code.because(reason)
+                }),
                 None => failed(format!("{code}: {reason}")),
             })
         }
@@ -343,7 +387,7 @@ mod tests {
         let program = dir.path().join("scanner");
         std::fs::write(&program, format!("#!/bin/sh\n{body}\n")).expect("write");
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("chmod");
-        describe_in_child(&program, Path::new("/x.so"), deadline)
+        describe_in_child(&program, Path::new("/x.so"), deadline).map_err(|f| f.refusal)
     }
 
     const SHORT: Duration = Duration::from_millis(300);

@@ -8,8 +8,9 @@
 //! Never the working directory: an empty component of a path variable is skipped, a relative one is an error.
 //! A relative directory given on the command line is the user's own word and is taken.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::error::LoaderError;
@@ -23,6 +24,18 @@ pub const ADD_PLUGIN_PATH: &str = "STRUCTURES_ADD_PLUGIN_PATH";
 pub const CACHE_DIR: &str = "STRUCTURES_CACHE_DIR";
 /// Name of the variable that names the scanner program.
 pub const SCANNER: &str = "STRUCTURES_SCANNER";
+
+/// Name of the variable that names the directory of trusted keys.
+pub const TRUSTED_KEYS: &str = "STRUCTURES_TRUSTED_KEYS";
+
+/// Every variable above: what a process with raised rights ignores.
+const VARIABLES: &[&str] = &[
+    PLUGIN_PATH,
+    ADD_PLUGIN_PATH,
+    CACHE_DIR,
+    SCANNER,
+    TRUSTED_KEYS,
+];
 
 /// What the surroundings of the process say, read once. Empty under secure execution, except what does not come
 /// from environment variables.
@@ -40,13 +53,23 @@ pub struct Environment {
     pub data_dir: Option<PathBuf>,
     /// Directory of the running program.
     pub exe_dir: Option<PathBuf>,
+    /// `STRUCTURES_TRUSTED_KEYS`: a directory somebody named.
+    pub trusted_keys: Option<PathBuf>,
+    /// `$XDG_CONFIG_HOME`, else `~/.config`.
+    pub config_dir: Option<PathBuf>,
+    /// Variables that are set and ignored, because the process runs with raised rights.
+    pub ignored: Vec<&'static str>,
 }
 
 impl Environment {
     /// Reads the process's surroundings.
     pub fn capture() -> Self {
         if sys::secure_execution() {
-            Self::from_lookup(|_| None, sys::home_from_user_database())
+            let set = |name: &&&str| std::env::var_os(name).is_some();
+            Environment {
+                ignored: VARIABLES.iter().filter(set).copied().collect(),
+                ..Self::from_lookup(|_| None, sys::home_from_user_database())
+            }
         } else {
             let home = absolute(std::env::var_os("HOME")).or_else(sys::home_from_user_database);
             Self::from_lookup(|name| std::env::var_os(name), home)
@@ -68,6 +91,11 @@ impl Environment {
             add_plugin_path: var(ADD_PLUGIN_PATH),
             scanner: var(SCANNER).filter(|v| !v.is_empty()).map(PathBuf::from),
             cache_dir,
+            trusted_keys: var(TRUSTED_KEYS)
+                .filter(|v| !v.is_empty())
+                .map(PathBuf::from),
+            config_dir: absolute(var("XDG_CONFIG_HOME")).or_else(|| under_home(".config")),
+            ignored: Vec::new(),
             data_dir: absolute(var("XDG_DATA_HOME")).or_else(|| under_home(".local/share")),
             exe_dir: std::env::current_exe()
                 .ok()
@@ -125,6 +153,17 @@ pub struct SearchDir {
     pub source: Source,
 }
 
+/// One place of the search: a directory, or the reason why there is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Why it was considered.
+    pub source: Source,
+    /// The directory, where one is known.
+    pub path: Option<PathBuf>,
+    /// Why it is not searched.
+    pub skipped: Option<String>,
+}
+
 /// The ordered search path, without directories that are absent and that nobody named.
 ///
 /// # Errors
@@ -134,62 +173,121 @@ pub fn search_path(
     explicit: &[PathBuf],
     environment: &Environment,
 ) -> Result<Vec<SearchDir>, LoaderError> {
-    let mut wanted: Vec<(PathBuf, Source)> = explicit
-        .iter()
-        .map(|dir| (dir.clone(), Source::Explicit))
-        .collect();
-    let from_variable = |value: &OsString, source: Source, wanted: &mut Vec<(PathBuf, Source)>| {
+    let places = places(explicit, environment)?;
+    Ok(places.into_iter().filter_map(Place::searched).collect())
+}
+
+impl Place {
+    /// The directory, if it is searched.
+    pub fn searched(self) -> Option<SearchDir> {
+        let source = self.source;
+        self.path
+            .filter(|_| self.skipped.is_none())
+            .map(|path| SearchDir { path, source })
+    }
+}
+
+/// Every place that was considered, in order, with the reason why it is not searched where it is not.
+///
+/// # Errors
+/// As [`search_path`].
+pub fn places(explicit: &[PathBuf], environment: &Environment) -> Result<Vec<Place>, LoaderError> {
+    let mut seen = BTreeMap::new();
+    let mut found = Vec::new();
+    let skip = |source, path: Option<PathBuf>, why: String| Place {
+        source,
+        path,
+        skipped: Some(why),
+    };
+    for dir in explicit {
+        found.push(place(dir.clone(), Source::Explicit, &mut seen)?);
+    }
+    let variables = [
+        (Source::PluginPath, &environment.plugin_path),
+        (Source::AddPluginPath, &environment.add_plugin_path),
+    ];
+    let replaced = environment.plugin_path.is_some();
+    for (source, value) in variables {
+        let Some(value) = value else {
+            let why = if environment.ignored.contains(&source.name()) {
+                "ignored: the process runs with raised rights"
+            } else {
+                "not set"
+            };
+            found.push(skip(source, None, why.into()));
+            continue;
+        };
+        if replaced && source != Source::PluginPath {
+            found.push(skip(source, None, format!("{PLUGIN_PATH} replaces it")));
+            continue;
+        }
         for dir in std::env::split_paths(value) {
             if dir.as_os_str().is_empty() {
+                let why = "an empty component: the working directory is never searched";
+                found.push(skip(source, None, why.into()));
                 continue;
             }
             if dir.is_relative() {
-                return Err(LoaderError::SearchDir {
-                    path: dir,
-                    origin: source.name(),
-                    reason: "expected an absolute path: the working directory is never searched"
-                        .into(),
+                let why = "expected an absolute path: the working directory is never searched";
+                return Err(unusable(&dir, source, why));
+            }
+            found.push(place(dir, source, &mut seen)?);
+        }
+    }
+    let data = environment.data_dir.as_ref();
+    let program = environment.exe_dir.as_ref();
+    for (source, dir) in [
+        (
+            Source::UserData,
+            data.map(|d| d.join("structures").join("plugins")),
+        ),
+        (Source::ExePlugins, program.map(|d| d.join("plugins"))),
+        (Source::ExeDir, program.cloned()),
+    ] {
+        found.push(match dir {
+            dir if replaced => skip(source, dir, format!("{PLUGIN_PATH} replaces it")),
+            None => skip(source, None, "not known".into()),
+            Some(dir) => place(dir, source, &mut seen)?,
+        });
+    }
+    Ok(found)
+}
+
+/// A directory as a place. `seen` holds what was taken before, by its canonical path.
+fn place(
+    dir: PathBuf,
+    source: Source,
+    seen: &mut BTreeMap<PathBuf, PathBuf>,
+) -> Result<Place, LoaderError> {
+    let why = match dir.canonicalize() {
+        Ok(canonical) if canonical.is_dir() => {
+            if let Some(first) = seen.get(&canonical) {
+                Some(format!("the same directory as {}", first.display()))
+            } else {
+                let shown = if dir.is_absolute() {
+                    dir
+                } else {
+                    canonical.clone()
+                };
+                seen.insert(canonical, shown.clone());
+                return Ok(Place {
+                    source,
+                    path: Some(shown),
+                    skipped: None,
                 });
             }
-            wanted.push((dir, source));
         }
-        Ok(())
+        Ok(_) if source.named() => return Err(unusable(&dir, source, "it is not a directory")),
+        Err(e) if source.named() => return Err(unusable(&dir, source, &e.to_string())),
+        Ok(_) => Some("it is not a directory".into()),
+        Err(e) if e.kind() == ErrorKind::NotFound => Some("it does not exist".into()),
+        Err(e) => Some(e.to_string()),
     };
-    if let Some(value) = &environment.plugin_path {
-        from_variable(value, Source::PluginPath, &mut wanted)?;
-    } else {
-        if let Some(value) = &environment.add_plugin_path {
-            from_variable(value, Source::AddPluginPath, &mut wanted)?;
-        }
-        if let Some(dir) = &environment.data_dir {
-            wanted.push((dir.join("structures").join("plugins"), Source::UserData));
-        }
-        if let Some(dir) = &environment.exe_dir {
-            wanted.push((dir.join("plugins"), Source::ExePlugins));
-            wanted.push((dir.clone(), Source::ExeDir));
-        }
-    }
-
-    let mut seen = BTreeSet::new();
-    let mut path = Vec::new();
-    for (dir, source) in wanted {
-        let canonical = match dir.canonicalize() {
-            Ok(canonical) if canonical.is_dir() => canonical,
-            Ok(_) if source.named() => {
-                return Err(unusable(&dir, source, "it is not a directory"));
-            }
-            Err(e) if source.named() => return Err(unusable(&dir, source, &e.to_string())),
-            Ok(_) | Err(_) => continue,
-        };
-        if seen.insert(canonical.clone()) {
-            let shown = if dir.is_absolute() { dir } else { canonical };
-            path.push(SearchDir {
-                path: shown,
-                source,
-            });
-        }
-    }
-    Ok(path)
+    Ok(Place {
+        source,
+        path: Some(dir),
+        skipped: why,
+    })
 }
 
 /// The candidate files of one directory, sorted by name.

@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard};
 
-use structures_plugin_api::abi::{HostVTable, LogLevel, Str, API_MINOR};
+use structures_plugin_api::abi::{HostVTable, Str, API_MINOR};
 
+use crate::log::Bridge;
 use crate::pool::{Body, Pool};
 
 /// Features a plugin's `requires` may name.
@@ -19,6 +20,9 @@ pub const HOST_FEATURES: &[&str] = &["log", "parallel_for", "scratch"];
 const ALIGN: usize = 64;
 /// Longest text that is taken from a log call.
 const LONGEST_TEXT: usize = 64 * 1024;
+
+/// How long closing a plugin waits for its last messages.
+const FLUSH: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// A plugin's view of the host.
 pub(crate) struct HostTable {
@@ -31,6 +35,7 @@ impl HostTable {
     pub(crate) fn leak(id: &str) -> Self {
         let context: &'static Context = Box::leak(Box::new(Context {
             plugin: id.to_string(),
+            log: Bridge::new(id),
             scratch: Mutex::new(Scratch::default()),
         }));
         let table = Box::leak(Box::new(HostVTable {
@@ -59,6 +64,11 @@ impl HostTable {
         self.context.scratch().release(&self.context.plugin, memory);
     }
 
+    /// Waits a moment for what the plugin logged.
+    pub(crate) fn flush_log(&self) {
+        self.context.log.flush(FLUSH);
+    }
+
     /// Bytes of scratch this plugin holds or has pooled.
     pub(crate) fn scratch_bytes(&self) -> u64 {
         self.context.scratch().bytes
@@ -67,6 +77,7 @@ impl HostTable {
 
 struct Context {
     plugin: String,
+    log: Bridge,
     scratch: Mutex<Scratch>,
 }
 
@@ -186,17 +197,14 @@ unsafe extern "C" fn log(ctx: *mut c_void, level: u32, target: Str, message: Str
     let Some(context) = (unsafe { context(ctx) }) else {
         return;
     };
-    // SAFETY: both texts are borrowed for the call, says the ABI.
-    let (target, message) = unsafe { (text(target), text(message)) };
-    let plugin = context.plugin.as_str();
-    // A subscriber that panics must not unwind into the plugin.
-    let _ = std::panic::catch_unwind(|| match level {
-        l if l == LogLevel::Error as u32 => tracing::error!(plugin, from = target, "{message}"),
-        l if l == LogLevel::Warn as u32 => tracing::warn!(plugin, from = target, "{message}"),
-        l if l == LogLevel::Info as u32 => tracing::info!(plugin, from = target, "{message}"),
-        l if l == LogLevel::Debug as u32 => tracing::debug!(plugin, from = target, "{message}"),
-        _ => tracing::trace!(plugin, from = target, "{message}"),
-    });
+    // Nothing here may unwind into the plugin, and a subscriber's filter is a stranger's code too.
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        if Bridge::listens(level) {
+            // SAFETY: both texts are borrowed for the call, says the ABI.
+            let (target, message) = unsafe { (text(target), text(message)) };
+            context.log.send(level, target, message);
+        }
+    }));
 }
 
 unsafe extern "C" fn num_threads(_: *mut c_void) -> usize {
@@ -233,6 +241,7 @@ pub(crate) const NO_HOST: *const HostVTable = std::ptr::null();
 
 #[cfg(test)]
 mod tests {
+    use structures_plugin_api::abi::LogLevel;
     use structures_plugin_api::sdk::Host;
 
     use super::*;
@@ -313,7 +322,9 @@ mod tests {
             .with_writer(move || writer.clone())
             .finish();
         tracing::subscriber::with_default(subscriber, || {
-            host().1.log(LogLevel::Warn, "kernels", "careful");
+            let (table, host) = host();
+            host.log(LogLevel::Warn, "kernels", "careful");
+            table.flush_log();
         });
         let text = String::from_utf8(sink.0.lock().expect("lock").clone()).expect("UTF-8");
         for part in ["WARN", "plugin=\"p\"", "from=\"kernels\"", "careful"] {

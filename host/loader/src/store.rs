@@ -3,8 +3,8 @@
 //! A candidate is hashed through the handle that passed the path rules and copied to `<cache>/objects/<sha256>.so`,
 //! mode 0400 in a 0700 directory, by rename: half a file never has the final name. A copy that is already there is
 //! compared byte by byte while the original is read, so a spoiled one is replaced. Reports show the original path.
-//!
-//! Not here yet: the scan cache, quarantine and their clearing (`plugins rescan`).
+//! The copy is hashed once more right before it is opened ([`Object::verify`]): between the two, a stranger's
+//! initialisers ran in a child of the same user.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -21,7 +21,7 @@ use crate::error::LoaderError;
 const BLOCK: usize = 1 << 18;
 
 /// The directory of private copies.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ObjectStore {
     dir: PathBuf,
 }
@@ -33,6 +33,27 @@ pub struct Object {
     pub path: PathBuf,
     /// Lower-case hexadecimal.
     pub sha256: String,
+}
+
+impl Object {
+    /// Whether the copy still holds the bytes of its name.
+    ///
+    /// # Errors
+    /// `bytes_changed`.
+    pub fn verify(&self) -> Result<(), Refusal> {
+        let found = File::open(&self.path).and_then(|copy| hash(&copy));
+        let changed = |found: &str| {
+            Err(Code::BytesChanged.because(format!(
+                "the private copy was changed after its scan: expected sha256 {}, found {found}",
+                self.sha256
+            )))
+        };
+        match found {
+            Ok(sha256) if sha256 == self.sha256 => Ok(()),
+            Ok(sha256) => changed(&sha256),
+            Err(e) => changed(&e.to_string()),
+        }
+    }
 }
 
 /// Why a candidate has no private copy: its own fault, or the cache's.

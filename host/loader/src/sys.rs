@@ -24,6 +24,12 @@ pub fn effective_group() -> u32 {
     unsafe { libc::getegid() }
 }
 
+/// Effective user of the process.
+pub fn effective_user() -> u32 {
+    // SAFETY: geteuid has no precondition and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
 /// Home directory of the effective user, from the user database, without looking at the environment.
 pub fn home_from_user_database() -> Option<PathBuf> {
     let mut buffer = vec![0_u8; 16 * 1024];
@@ -116,10 +122,23 @@ pub fn wait_readable(fds: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<()
     }
 }
 
-/// Limits this process for the short life of a scan: no core file, `cpu_seconds` of processor time, and it dies
-/// with its parent.
+/// Most bytes of private memory of a scan; address space is not limited, drivers reserve terabytes of it.
+const SCAN_DATA: u64 = 4 << 30;
+/// Longest file that a scan may write.
+const SCAN_FILE: u64 = 64 << 20;
+/// Most descriptors of a scan.
+const SCAN_FILES: u64 = 256;
+
+/// Limits this process for the short life of a scan: no core file, `cpu_seconds` of processor time, bounded memory,
+/// files and descriptors, and it dies with its parent.
 pub fn limit_scan_process(cpu_seconds: u64) {
-    for (resource, value) in [(libc::RLIMIT_CORE, 0), (libc::RLIMIT_CPU, cpu_seconds)] {
+    for (resource, value) in [
+        (libc::RLIMIT_CORE, 0),
+        (libc::RLIMIT_CPU, cpu_seconds),
+        (libc::RLIMIT_DATA, SCAN_DATA),
+        (libc::RLIMIT_FSIZE, SCAN_FILE),
+        (libc::RLIMIT_NOFILE, SCAN_FILES),
+    ] {
         let limit = libc::rlimit {
             rlim_cur: value,
             rlim_max: value,

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use structures_fixture_plugin::{fixture_copy, fixture_copy_as, library, Fault};
 use structures_loader::{LoaderError, Outcome, Registry, ScanMode};
+use structures_plugin_api::abi::API_VERSION;
 
-use common::{code, foreign_library, row, Place};
+use common::{code, foreign_library, row, scan_children, Place};
 
 /// Faults that show before a plugin is loaded, and the code each has.
 const AT_LOAD: &[(Fault, &str)] = &[
@@ -70,8 +71,8 @@ fn reasons_carry_the_facts() {
     let registry = place.scan();
     for (file, facts) in [
         ("wrong_arch.so", &["wrong_arch", "aarch64", "x86_64"][..]),
-        ("api_major_2.so", &["2.0.0", "1.0.0"]),
-        ("requires.so", &["time_travel", "1.0.0"]),
+        ("api_major_2.so", &["2.0.0", API_VERSION]),
+        ("requires.so", &["time_travel", API_VERSION]),
         ("describe_aborts.so", &["SIGABRT"]),
         ("describe_panics.so", &["planted in describe"]),
     ] {
@@ -227,15 +228,6 @@ fn a_hanging_scan_is_killed_and_the_next_one_goes_on() {
         );
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-fn scan_children() -> usize {
-    let mine = format!("\nPPid:\t{}\n", std::process::id());
-    std::fs::read_dir("/proc")
-        .expect("proc")
-        .filter_map(|e| std::fs::read_to_string(e.ok()?.path().join("status")).ok())
-        .filter(|status| status.contains(&mine) && status.contains("structures-scan"))
-        .count()
 }
 
 #[test]

@@ -513,7 +513,7 @@ fn what_is_no_rotated_pack_is_refused_by_name() {
         norms: Some((1, 1)),
         ..packed()
     };
-    assert!(refusals(&between, "qkv_rope").is_empty());
+    refused(&between, "qkv_rope", "edge_conflict", "q");
 }
 
 /// The third of the queries has a reader outside, through the view that cuts it into heads.

@@ -41,15 +41,14 @@ impl<'a> Tensor<'a> {
     ///
     /// # Safety
     /// Every element that dims and strides reach is readable, and written by nobody, during `'a`.
+    #[inline]
     pub unsafe fn from_view(view: &TensorView) -> Result<Self, Failure> {
         let dtype = check(view)?;
-        let view = if dtype.is_some() {
-            *view
-        } else {
-            TensorView::ABSENT
-        };
+        if dtype.is_none() {
+            return Ok(Tensor::ABSENT);
+        }
         Ok(Tensor {
-            view,
+            view: *view,
             dtype,
             aliased: false,
             _data: PhantomData,
@@ -73,6 +72,17 @@ impl<'a> Tensor<'a> {
     /// The view itself.
     pub fn view(&self) -> &TensorView {
         &self.view
+    }
+
+    /// Device it lies on; 0 is host memory.
+    pub fn device(&self) -> u32 {
+        self.view.device
+    }
+
+    /// Address of its first element on its device; `None` for host memory and absent optionals.
+    pub fn device_address(&self) -> Option<u64> {
+        let there = self.dtype.is_some() && self.view.device != 0;
+        there.then(|| self.view.data.addr() as u64)
     }
 
     /// Whether it is an absent optional: rank 0, no data, every accessor refuses.
@@ -344,6 +354,7 @@ impl<'a> TensorMut<'a> {
     /// # Safety
     /// Every element that dims and strides reach is readable and writable, and reached by
     /// nobody else, during `'a`.
+    #[inline]
     pub unsafe fn from_view(view: &TensorView) -> Result<Self, Failure> {
         // SAFETY: promised by the caller.
         let tensor = unsafe { Tensor::from_view(view) }?;
@@ -386,14 +397,6 @@ impl<'a> TensorMut<'a> {
         )?;
         // SAFETY: as in `from_f32`.
         unsafe { Self::from_view(&view) }
-    }
-
-    /// An absent optional.
-    pub(crate) fn absent() -> TensorMut<'static> {
-        TensorMut {
-            tensor: Tensor::ABSENT,
-            _data: PhantomData,
-        }
     }
 
     /// Reads it.

@@ -28,22 +28,27 @@ mod packed;
 mod pool;
 mod ports;
 mod rope;
+mod sim;
 mod spread;
 #[cfg(test)]
 mod testing;
 
 use std::sync::Arc;
 
-use structures_plugin_api::describe::Description;
+use structures_plugin_api::describe::{Description, DeviceInfo, ProbeReport, ProbeShapes};
 use structures_plugin_api::export_backend;
-use structures_plugin_api::sdk::{Backend, BindRequest, BoundForm, Failure, Host};
+use structures_plugin_api::sdk::{self, Backend, BindRequest, BoundForm, Failure, Host};
+use structures_plugin_api::DType;
 
 use crate::pool::Pool;
+use crate::sim::Sim;
 
 /// The backend.
 #[derive(Debug)]
 pub struct Portable {
     shared: Shared,
+    /// The simulated device, where one was asked for.
+    sim: Option<Arc<Sim>>,
 }
 
 /// What every bound form keeps a handle on.
@@ -68,11 +73,47 @@ impl Backend for Portable {
                 host,
                 pool: Arc::default(),
             },
+            sim: sim::Config::read(|name| std::env::var(name).ok())?.map(Sim::new),
         })
     }
 
+    fn probe(&self, form: &str, device: u32, shapes: &ProbeShapes) -> Result<ProbeReport, Failure> {
+        if device != 0 {
+            sdk::Device::synchronize(&**self.device(device)?, 0)?;
+        }
+        Ok(Self::description().probe(form, shapes))
+    }
+
+    const DEVICES: bool = true;
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>, Failure> {
+        Ok(self.sim.iter().map(|sim| sim.info()).collect())
+    }
+
+    fn open_device(&self, index: u32) -> Result<sdk::Shared, Failure> {
+        Ok(self.device(index)?.clone())
+    }
+
     fn bind(&self, request: &BindRequest<'_>) -> Result<Box<dyn BoundForm>, Failure> {
-        forms::bind(&self.shared, request)
+        if request.device == 0 {
+            return forms::bind(&self.shared, request);
+        }
+        let sim = self.device(request.device)?;
+        if request.boundary()? != DType::F32 {
+            let what = "the simulated device stages f32 alone";
+            return Err(Failure::refused("boundary_dtype", what));
+        }
+        sdk::Device::synchronize(&**sim, 0)?;
+        Ok(sim.place(forms::bind(&self.shared, request)?))
+    }
+}
+
+impl Portable {
+    fn device(&self, index: u32) -> Result<&Arc<Sim>, Failure> {
+        self.sim
+            .as_ref()
+            .filter(|_| index == sim::INDEX)
+            .ok_or_else(|| Failure::refused("device_unknown", format!("no device {index}")))
     }
 }
 
@@ -81,7 +122,6 @@ export_backend!(Portable);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use structures_plugin_api::describe::ProbeShapes;
 
     #[test]
     fn the_description_is_a_yardsticks() {

@@ -9,7 +9,10 @@
 //!
 //! Without a fault it executes, correctly, `decoder_ffn`, `linear_proj` and `qkv_pack` in f32, each unquantised and
 //! with int8 weights, and is written for being obviously right, not for speed.
+//!
+//! Beside it, one C file for the C door, built by tests as they need it ([`c_fixture`]).
 
+mod c;
 mod copies;
 mod fault;
 mod kernels;
@@ -17,6 +20,7 @@ mod matrix;
 mod plugin;
 mod trailer;
 
+pub use c::{c_compiler, c_fixture, c_fixture_by};
 pub use copies::{fixture_copy, fixture_copy_as, library};
 pub use fault::Fault;
 pub use trailer::{trailer, Trailer};

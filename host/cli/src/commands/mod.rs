@@ -4,6 +4,7 @@ mod attach;
 mod bindings;
 mod calibrate;
 mod catalog;
+mod devices;
 mod discover;
 mod explain;
 mod generate;
@@ -17,6 +18,7 @@ use clap::CommandFactory;
 use structures::choose::Pin;
 use structures::host::{Host, HostOptions, Loaded};
 use structures::samples::{self, SampleOptions, Samples};
+use structures_loader::{LockPolicy, ScanOptions, LOCK_FILE};
 
 use crate::args::{Cli, Command, Global, SampleArgs};
 use crate::failure::Failure;
@@ -33,6 +35,18 @@ pub struct Context<'a> {
 impl Context<'_> {
     /// The host with catalog and plugins.
     pub fn host(&self) -> Result<Host, Failure> {
+        Ok(Host::with_scan(
+            &HostOptions {
+                plugins: self.global.plugins.clone(),
+                catalog: self.global.catalog.clone(),
+                bindings: self.binding_dirs()?,
+            },
+            &self.scan_options()?,
+        )?)
+    }
+
+    /// Where plugins are looked for, and what they must show.
+    pub fn scan_options(&self) -> Result<ScanOptions, Failure> {
         for dir in &self.global.plugins {
             directory(
                 dir,
@@ -41,11 +55,20 @@ impl Context<'_> {
                 "give the directory that holds the *.so files, or leave --plugins out",
             )?;
         }
-        Ok(Host::open(&HostOptions {
-            plugins: self.global.plugins.clone(),
-            catalog: self.global.catalog.clone(),
-            bindings: self.binding_dirs()?,
-        })?)
+        let mut options = ScanOptions::new(self.global.plugins.clone());
+        options.lock = LockPolicy {
+            file: Some(self.lock_file()),
+            enforced: self.global.locked,
+        };
+        options.require_signed = self.global.require_signed;
+        Ok(options)
+    }
+
+    /// The lock that was named, else the working directory's.
+    pub fn lock_file(&self) -> PathBuf {
+        let named = self.global.lock_file.clone();
+        let file = named.unwrap_or_else(|| LOCK_FILE.into());
+        std::path::absolute(&file).unwrap_or(file)
     }
 
     /// The user's binding directories: `--bindings`, then `STRUCTURES_BINDING_PATH`, which is not read under secure
@@ -100,6 +123,7 @@ fn directory(dir: &Path, origin: &str, expected: &str, help: &str) -> Result<(),
 pub fn run(command: Command, cx: &Context<'_>) -> Result<u8, Failure> {
     match command {
         Command::Plugins { action } => plugins::run(action, cx),
+        Command::Devices { simulate } => devices::run(&simulate, cx),
         Command::Probe(args) => probe::run(&args, cx),
         Command::Catalog { action } => catalog::run(action, cx),
         Command::Bindings { action } => bindings::run(action, cx),

@@ -1,0 +1,523 @@
+//! Devices that plugins offer, with memory of their own, as safe values.
+//!
+//! A device's addresses are numbers that travel back to its plugin: nothing here dereferences one, it only adds
+//! offsets. Data goes in and out through explicit copies of checked lengths. Memory, queue and tensors remember the
+//! open device they belong to, so that no address reaches another plugin or another device; they are given back in the
+//! order the ABI asks for, whatever order they are dropped in. Entries of one open device are called one at a time.
+//!
+//! A device that is gone answers `device_lost`; the host's side stays usable and everything can be dropped.
+//!
+//! Not here: which model runs where (core), and whether an architecture is served ([`crate::arch`]).
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use structures_plugin_api::abi::{
+    Bytes, DType, DeviceVTable, Error, TensorView, MAX_RANK, STATUS_OK,
+};
+use structures_plugin_api::describe::{DeviceInfo, Devices};
+use structures_plugin_api::owned;
+
+use crate::arch::{self, Declared};
+use crate::code::Code;
+use crate::error::LoaderError;
+use crate::plugin::{BoundForm, Handle, Inner, Plugin, PluginError, StatusKind};
+use crate::tensor::Element;
+
+impl Plugin {
+    /// The devices that are there, beside the CPU (0). Asked of the plugin the first time.
+    ///
+    /// # Errors
+    /// The plugin's own failure; `bad_answer`.
+    pub fn devices(&self) -> Result<&[DeviceInfo], PluginError> {
+        let asked = self.inner.devices.get_or_init(|| self.inner.ask_devices());
+        asked.as_deref().map_err(Clone::clone)
+    }
+
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// `device_unknown`; `arch_not_declared` and `arch_malformed` when the plugin holds no code for it; the plugin's
+    /// own failure.
+    pub fn open_device(&self, index: u32) -> Result<PluginDevice, PluginError> {
+        self.placeable("", index)?;
+        let Some(table) = self.inner.tables.device else {
+            return Err(self.unknown("", index));
+        };
+        let (mut handle, mut error) = (std::ptr::null_mut(), Error::EMPTY);
+        let instance = self.inner.lock();
+        // SAFETY: the instance is open and locked; the out-parameters are live and empty.
+        let status = unsafe { (table.open)(instance.0, index, &mut handle, &mut error) };
+        drop(instance);
+        self.inner.check("", status, &mut error)?;
+        Ok(PluginDevice {
+            open: Arc::new(Open {
+                plugin: Arc::clone(&self.inner),
+                index,
+                table,
+                handle: Mutex::new(Handle(handle)),
+            }),
+        })
+    }
+
+    /// Whether a form may run on a device: the plugin offers it and was built for it.
+    ///
+    /// # Errors
+    /// `device_unknown`, `arch_not_declared`, `arch_malformed`; the plugin's own failure.
+    pub(crate) fn placeable(&self, form: &str, index: u32) -> Result<(), PluginError> {
+        let description = self.description();
+        let admit = |archs: &[String], device: &arch::Device, name: &str| {
+            arch::admit(&description.id, archs, Some(device)).map_err(|refusal| {
+                let what = format!("device {index} ({name}): {}", refusal.reason);
+                self.error(form, StatusKind::Refused, refusal.code.name(), what)
+            })
+        };
+        if index == 0 {
+            return admit(&description.archs, &arch::Device::host_cpu(), "the CPU");
+        }
+        let found = self.devices()?.iter().find(|d| d.index == index);
+        let Some(info) = found else {
+            return Err(self.unknown(form, index));
+        };
+        let device = parse(&info.arch).map_err(|what| {
+            let what = format!("device {index} ({}): {what}", info.name);
+            self.error(form, StatusKind::Refused, Code::ArchMalformed.name(), what)
+        })?;
+        let built_for = match info.built_for.is_empty() {
+            true => &description.archs,
+            false => &info.built_for,
+        };
+        admit(built_for, &device, &info.name)
+    }
+
+    fn unknown(&self, form: &str, index: u32) -> PluginError {
+        let known: Vec<String> = self.inner.devices.get().map_or_else(Vec::new, |asked| {
+            let list = asked.as_deref().unwrap_or_default().iter();
+            list.map(|d| format!("{} ({})", d.index, d.name)).collect()
+        });
+        let what = match known.is_empty() {
+            true => format!("device {index}: the plugin offers none beside the CPU (0)"),
+            false => format!(
+                "device {index}: the plugin offers 0 and {}",
+                known.join(", ")
+            ),
+        };
+        self.error(form, StatusKind::Refused, "device_unknown", what)
+    }
+}
+
+impl Inner {
+    fn ask_devices(&self) -> Result<Vec<DeviceInfo>, PluginError> {
+        let (Some(ask), Some(_)) = (self.tables.plugin.devices, self.tables.device) else {
+            return Ok(Vec::new());
+        };
+        let (mut out, mut error) = (Bytes::EMPTY, Error::EMPTY);
+        let instance = self.lock();
+        // SAFETY: the instance is open and locked; the out-parameters are live and empty.
+        let status = unsafe { ask(instance.0, &mut out, &mut error) };
+        drop(instance);
+        self.check("", status, &mut error)?;
+        // SAFETY: the plugin answered success, so `out` is as it made it.
+        let answer = unsafe { owned::read_bytes(&mut out) };
+        let bad = |what: String| self.error("", StatusKind::Failed, "bad_answer", what);
+        let list: Devices = serde_json::from_slice(&answer)
+            .map_err(|e| bad(format!("expected a list of devices: {e}")))?;
+        for (i, device) in list.devices.iter().enumerate() {
+            let twice = list.devices[..i].iter().any(|d| d.index == device.index);
+            if device.index == 0 || twice {
+                let text = "expected devices with different numbers from 1 on";
+                return Err(bad(format!("{text}, found {}", device.index)));
+            }
+        }
+        Ok(list.devices)
+    }
+}
+
+/// A device's arch name, with or without the suffix its own toolchain writes (`sm_90a`): what it is, not what it
+/// would serve.
+pub(crate) fn parse(arch: &str) -> Result<arch::Device, String> {
+    Ok(match Declared::parse(arch)? {
+        Declared::Sm { major, minor, .. } => arch::Device::Sm { major, minor },
+        Declared::Cpu { set, features } => arch::Device::Cpu {
+            set,
+            features: features.into_iter().collect(),
+        },
+    })
+}
+
+/// An open device. Cloning shares it; it is closed with the last clone, memory, queue and tensor of it.
+#[derive(Clone)]
+pub struct PluginDevice {
+    open: Arc<Open>,
+}
+
+struct Open {
+    plugin: Arc<Inner>,
+    index: u32,
+    table: DeviceVTable,
+    /// Locked for every device entry.
+    handle: Mutex<Handle>,
+}
+
+impl Open {
+    fn lock(&self) -> MutexGuard<'_, Handle> {
+        self.handle.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Runs one entry with the handle locked.
+    fn enter(&self, entry: impl FnOnce(*mut c_void, &mut Error) -> i32) -> Result<(), PluginError> {
+        let mut error = Error::EMPTY;
+        let status = entry(self.lock().0, &mut error);
+        if status == STATUS_OK {
+            return Ok(());
+        }
+        self.plugin.check("", status, &mut error)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if let Some(close) = self.table.close {
+            // SAFETY: opened once, closed once; memory, queues and tensors hold this value, so none is left.
+            unsafe { close(self.lock().0) };
+        }
+    }
+}
+
+impl PluginDevice {
+    /// Its number in `bind`.
+    pub fn index(&self) -> u32 {
+        self.open.index
+    }
+
+    /// Allocates memory there, aligned to `align` bytes. Its content is undefined.
+    ///
+    /// # Errors
+    /// The plugin's own failure.
+    pub fn alloc(&self, bytes: u64, align: u64) -> Result<DeviceMemory, PluginError> {
+        let mut address = std::ptr::null_mut();
+        self.open.enter(|device, error| {
+            // SAFETY: the device is open; the out-parameters are live and empty.
+            unsafe { (self.open.table.alloc)(device, bytes, align, &mut address, error) }
+        })?;
+        Ok(DeviceMemory {
+            open: Arc::clone(&self.open),
+            address: Handle(address),
+            bytes,
+        })
+    }
+
+    /// Makes a queue.
+    ///
+    /// # Errors
+    /// The plugin's own failure.
+    pub fn queue(&self) -> Result<Queue, PluginError> {
+        let mut queue = std::ptr::null_mut();
+        self.open.enter(|device, error| {
+            // SAFETY: the device is open; the out-parameters are live and empty.
+            unsafe { (self.open.table.queue_new)(device, &mut queue, error) }
+        })?;
+        Ok(Queue {
+            open: Arc::clone(&self.open),
+            queue: Handle(queue),
+        })
+    }
+}
+
+impl fmt::Debug for PluginDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PluginDevice")
+            .field("plugin", &self.open.plugin.id())
+            .field("index", &self.open.index)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An order of work on a device.
+pub struct Queue {
+    open: Arc<Open>,
+    queue: Handle,
+}
+
+// SAFETY: a handle that only travels back to the plugin, whose entries take any thread, one at a time by `Open::lock`.
+unsafe impl Sync for Queue {}
+
+impl Queue {
+    /// Waits for everything on it.
+    ///
+    /// # Errors
+    /// The plugin's own failure.
+    pub fn synchronize(&self) -> Result<(), PluginError> {
+        self.open.enter(|device, error| {
+            // SAFETY: an open device and a queue of it.
+            unsafe { (self.open.table.synchronize)(device, self.queue.0, error) }
+        })
+    }
+
+    /// Sets its mark.
+    ///
+    /// # Errors
+    /// The plugin's own failure.
+    pub fn mark(&self) -> Result<(), PluginError> {
+        self.open.enter(|device, error| {
+            let mark = std::ptr::null_mut();
+            // SAFETY: an open device and a queue of it; null sets the mark.
+            unsafe { (self.open.table.elapsed)(device, self.queue.0, mark, error) }
+        })
+    }
+
+    /// Milliseconds since the mark, of everything enqueued so far.
+    ///
+    /// # Errors
+    /// The plugin's own failure.
+    pub fn elapsed(&self) -> Result<f32, PluginError> {
+        let mut milliseconds = 0.0;
+        self.open.enter(|device, error| {
+            // SAFETY: an open device and a queue of it; the out-parameter is live.
+            unsafe { (self.open.table.elapsed)(device, self.queue.0, &mut milliseconds, error) }
+        })?;
+        Ok(milliseconds)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if let Some(free) = self.open.table.queue_free {
+            // SAFETY: made once, freed once, on an open device.
+            unsafe { free(self.open.lock().0, self.queue.0) };
+        }
+    }
+}
+
+/// Memory of a device.
+pub struct DeviceMemory {
+    open: Arc<Open>,
+    address: Handle,
+    bytes: u64,
+}
+
+// SAFETY: as for `Queue`; reading and writing go through the device.
+unsafe impl Sync for DeviceMemory {}
+
+impl DeviceMemory {
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Copies `data` to byte `offset`.
+    ///
+    /// # Errors
+    /// `argument` when it does not fit; the plugin's own failure.
+    pub fn copy_in<T: Element>(
+        &mut self,
+        queue: Option<&Queue>,
+        offset: u64,
+        data: &[T],
+    ) -> Result<(), PluginError> {
+        let bytes = size_of_val(data) as u64;
+        let to = self.within(offset, bytes)?;
+        let queue = self.queue(queue)?;
+        self.open.enter(|device, error| {
+            let from = data.as_ptr().cast();
+            // SAFETY: an open device, a queue of it or none, and as many bytes as both sides have.
+            unsafe { (self.open.table.copy_in)(device, queue, to, from, bytes, error) }
+        })
+    }
+
+    /// Copies from byte `offset` to `data`.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::copy_in`].
+    pub fn copy_out<T: Element>(
+        &self,
+        queue: Option<&Queue>,
+        offset: u64,
+        data: &mut [T],
+    ) -> Result<(), PluginError> {
+        let bytes = size_of_val(data) as u64;
+        let from = self.within(offset, bytes)?;
+        let queue = self.queue(queue)?;
+        self.open.enter(|device, error| {
+            let to = data.as_mut_ptr().cast();
+            // SAFETY: as in `copy_in`; every bit pattern is an `Element`.
+            unsafe { (self.open.table.copy_out)(device, queue, to, from, bytes, error) }
+        })
+    }
+
+    /// A row-major tensor at the start of it.
+    ///
+    /// # Errors
+    /// [`LoaderError::Tensor`] when it does not fit.
+    pub fn tensor(&self, dtype: DType, dims: &[usize]) -> Result<DeviceTensor<'_>, LoaderError> {
+        Ok(DeviceTensor {
+            view: self.view(dtype, dims)?,
+            memory: Some(self),
+        })
+    }
+
+    /// As [`DeviceMemory::tensor`], to be written.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::tensor`].
+    pub fn tensor_mut(
+        &mut self,
+        dtype: DType,
+        dims: &[usize],
+    ) -> Result<DeviceTensorMut<'_>, LoaderError> {
+        Ok(DeviceTensorMut {
+            view: self.view(dtype, dims)?,
+            memory: self,
+        })
+    }
+
+    fn view(&self, dtype: DType, dims: &[usize]) -> Result<TensorView, LoaderError> {
+        let elements = dims.iter().try_fold(1_u64, |n, d| n.checked_mul(*d as u64));
+        let bytes = elements.and_then(|n| n.checked_mul(dtype.size() as u64));
+        if dims.len() > MAX_RANK || bytes.is_none_or(|bytes| bytes > self.bytes) {
+            return Err(LoaderError::Tensor {
+                reason: format!(
+                    "dims {dims:?} of {} do not fit {} bytes of device memory",
+                    dtype.name(),
+                    self.bytes
+                ),
+            });
+        }
+        let mut view = TensorView {
+            data: self.address.0,
+            dtype: dtype as u32,
+            rank: dims.len() as u32,
+            device: self.open.index,
+            ..TensorView::ABSENT
+        };
+        let mut stride = 1;
+        for (axis, dim) in dims.iter().enumerate().rev() {
+            view.dims[axis] = *dim as i64;
+            view.strides[axis] = stride;
+            stride *= (*dim).max(1) as i64;
+        }
+        Ok(view)
+    }
+
+    fn within(&self, offset: u64, bytes: u64) -> Result<*mut c_void, PluginError> {
+        let fits = offset
+            .checked_add(bytes)
+            .is_some_and(|end| end <= self.bytes);
+        if fits {
+            return Ok(self.address.0.wrapping_byte_add(offset as usize));
+        }
+        let what = format!(
+            "{bytes} bytes at {offset} do not fit the {} bytes of this device memory",
+            self.bytes
+        );
+        let plugin = &self.open.plugin;
+        Err(plugin.error("", StatusKind::Invalid, "argument", what))
+    }
+
+    fn queue(&self, queue: Option<&Queue>) -> Result<*mut c_void, PluginError> {
+        match queue {
+            None => Ok(std::ptr::null_mut()),
+            Some(queue) if Arc::ptr_eq(&queue.open, &self.open) => Ok(queue.queue.0),
+            Some(_) => Err(elsewhere(&self.open.plugin, "", "queue")),
+        }
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated once, freed once, on an open device.
+        unsafe { (self.open.table.free)(self.open.lock().0, self.address.0) };
+    }
+}
+
+/// A tensor on a device that a call reads, or an absent optional.
+#[derive(Clone, Copy)]
+pub struct DeviceTensor<'a> {
+    view: TensorView,
+    memory: Option<&'a DeviceMemory>,
+}
+
+impl DeviceTensor<'_> {
+    /// An absent optional.
+    pub const ABSENT: DeviceTensor<'static> = DeviceTensor {
+        view: TensorView::ABSENT,
+        memory: None,
+    };
+}
+
+/// A tensor on a device that a call fills or updates.
+pub struct DeviceTensorMut<'a> {
+    view: TensorView,
+    memory: &'a mut DeviceMemory,
+}
+
+impl BoundForm {
+    /// As [`BoundForm::call`], on the device the form was bound on; what it does is ordered on `queue`, or on the
+    /// device's default queue.
+    ///
+    /// # Errors
+    /// As [`BoundForm::call`]; `device_mismatch` also for memory or a queue of another open device.
+    pub fn call_on(
+        &self,
+        device: &PluginDevice,
+        queue: Option<&Queue>,
+        inputs: &[DeviceTensor<'_>],
+        outputs: &mut [DeviceTensorMut<'_>],
+        states: &mut [DeviceTensorMut<'_>],
+    ) -> Result<(), PluginError> {
+        let open = &device.open;
+        self.on_device(open.index)?;
+        if !Arc::ptr_eq(self.plugin(), &open.plugin) {
+            return Err(elsewhere(self.plugin(), self.form(), "device"));
+        }
+        let owners = inputs
+            .iter()
+            .filter_map(|t| t.memory)
+            .map(|memory| &memory.open)
+            .chain(outputs.iter().map(|t| &t.memory.open))
+            .chain(states.iter().map(|t| &t.memory.open))
+            .chain(queue.map(|queue| &queue.open));
+        for owner in owners {
+            if !Arc::ptr_eq(owner, open) {
+                return Err(elsewhere(self.plugin(), self.form(), "argument"));
+            }
+        }
+        let inputs: Vec<TensorView> = inputs.iter().map(|t| t.view).collect();
+        let outputs: Vec<TensorView> = outputs.iter().map(|t| t.view).collect();
+        let states: Vec<TensorView> = states.iter().map(|t| t.view).collect();
+        let queue = queue.map_or(std::ptr::null_mut(), |queue| queue.queue.0);
+        // SAFETY: the views are memory of the form's own device, borrowed for the call, outputs and states mutably.
+        unsafe {
+            self.enter(
+                queue,
+                (inputs.as_ptr(), inputs.len()),
+                (outputs.as_ptr(), outputs.len()),
+                (states.as_ptr(), states.len()),
+            )
+        }
+    }
+}
+
+#[cold]
+fn elsewhere(plugin: &Inner, form: &str, what: &str) -> PluginError {
+    let text = format!("the {what} belongs to another open device");
+    plugin.error(form, StatusKind::Invalid, "device_mismatch", text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_what_its_arch_says() {
+        let sm = |arch: &str| match parse(arch) {
+            Ok(arch::Device::Sm { major, minor }) => (major, minor),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(sm("sm_90a"), (9, 0));
+        assert_eq!(sm("sm_121"), (12, 1));
+        assert!(matches!(parse("x86_64+avx2"), Ok(arch::Device::Cpu { .. })));
+        assert!(parse("a toaster").is_err());
+    }
+}
