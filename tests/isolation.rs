@@ -89,7 +89,7 @@ fn a_plugin_that_fails_at_run_time_costs_its_seats_and_nothing_else() {
     assert_eq!(code, 0, "the host goes on: {log}");
     assert_eq!(failed["tokens"].as_array().unwrap().len(), 16);
     let ledger = &failed["ledger"];
-    // The first two calls of the plugin are served; then each of its seats fails once and is the host's again.
+    // Bind parity and the first steps are served; then each of its seats fails once and is the host's again.
     assert_eq!(ledger["fallbacks"], brittle, "{ledger}");
     let reason = ledger["last_reason"].as_str().unwrap_or_default();
     assert!(reason.contains("planted_error"), "{ledger}");

@@ -247,6 +247,13 @@ pub struct Settled {
     pub dims: Dims,
 }
 
+impl Settled {
+    /// Params as a host hands them to a form: those that are sizes filled in.
+    pub fn filled(&self, spec: &Spec) -> Attrs {
+        spec.filled(&self.params, &self.dims)
+    }
+}
+
 impl Case<'_> {
     // `None` where there is no such combination.
     fn row(&self, seed: u64) -> Option<VerifyRow> {

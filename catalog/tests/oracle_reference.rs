@@ -257,7 +257,7 @@ fn oracle_reference() {
             let mut expected = named("outputs");
             let captures = captures(spec, &mut expected);
             if !captures.is_empty() {
-                judge_captures(case, id, &captures);
+                judge_captures(spec, case, id, &captures);
             }
             let names: Vec<_> = outputs.keys().map(String::as_str).collect();
             let mut ports: Vec<_> = expected.keys().map(|n| port_of(n)).collect();
@@ -322,7 +322,7 @@ fn captures(spec: &Spec, outputs: &mut BTreeMap<String, Tensor>) -> Vec<Tensor> 
 }
 
 /// `params.verdict.static`: whether all turns agree with the first.
-fn judge_captures(case: &Value, id: &str, captures: &[Tensor]) {
+fn judge_captures(spec: &Spec, case: &Value, id: &str, captures: &[Tensor]) {
     let params = &case["params"];
     let number = |key: &str| {
         params[key]
@@ -338,7 +338,10 @@ fn judge_captures(case: &Value, id: &str, captures: &[Tensor]) {
         params["captures"].as_u64(),
         "{id}"
     );
-    let verdict = invariance(captures, tolerance, 2).expect(id);
+    let least = spec.gates.other["min_hot_loop_captures"]
+        .as_u64()
+        .expect(id);
+    let verdict = invariance(captures, tolerance, least as usize).expect(id);
     let want = params["verdict"]["static"].as_bool().expect(id);
     assert_eq!(verdict.is_static(), want, "{id}: {verdict:?}");
 }

@@ -1,11 +1,12 @@
-//! Calls that entries refuse, with the code and the tensor that is the reason.
+//! What only some variants of an entry have: outputs that are absent, and calls that are refused with the code and the
+//! tensor that is the reason.
 
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
-use structures_catalog::{Catalog, CatalogError, Feed};
+use structures_catalog::{Catalog, CatalogError, Feed, Plain};
 use structures_graph::AttrValue;
 
 type Shapes<'a> = &'a [(&'a str, &'a [usize])];
@@ -41,6 +42,31 @@ fn says(errors: &[CatalogError; 2], code: &str, what: &str) {
         assert_eq!(e.code(), code, "{e}");
         assert!(e.to_string().contains(what), "{e}");
     }
+}
+
+#[test]
+fn an_output_that_is_not_made_is_absent() {
+    let catalog = Catalog::builtin().unwrap();
+    let spec = catalog.get("modnorm_qkv_chain").unwrap();
+    let axes = |fanout: &str| -> BTreeMap<String, String> {
+        [("modulation", "scale_shift"), ("fanout", fanout)]
+            .map(|(k, v)| (k.to_string(), v.to_string()))
+            .into()
+    };
+    let outputs = |plain: &Plain| plain.span("chain").unwrap().outputs.clone();
+    let all = spec.expand(&axes("qkv"), &|_| true).unwrap();
+    assert_eq!(outputs(&all), ["q", "k", "v"]);
+    let one = spec.expand(&axes("q_only"), &|_| true).unwrap();
+    assert_eq!(outputs(&one), ["q"]);
+    assert!(one.source("w_k").is_none() && one.source("w_q").is_some());
+    // Without biases of their own the products carry the outputs' names, and round.
+    let present = |n: &str| n.starts_with("w_") || n == "b_cond" || n == "cond";
+    let bare = spec.expand(&axes("qkv"), &present).unwrap();
+    assert_eq!(outputs(&bare), ["q", "k", "v"]);
+    let (op, _) = bare.producer("k").unwrap();
+    assert!(!bare.ops[op].as_f32 && bare.ops[op].refuse.as_deref() == Some("siblings_not_shared"));
+    // The block and its feed-forward exist under a table only.
+    assert!(all.span("block").is_none() && all.span("ffn").is_none());
 }
 
 #[test]

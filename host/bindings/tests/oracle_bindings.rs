@@ -280,10 +280,11 @@ fn ours(text: &str, structures: &dyn Structures) -> Option<Rule> {
             "mutation_guard",
         ];
         let bad_text = texts.iter().any(|k| stage.get(k).is_some_and(|v| !word(v)));
-        let bad_steps = stage.get("loop_steps").is_some_and(|v| {
-            !v.as_u64().is_some_and(|n| n > 0)
-                && !v.as_str().is_some_and(|s| s.trim().starts_with('@'))
-        });
+        let steps = |v: &Yaml| match v.as_u64() {
+            Some(n) => n > 0,
+            None => v.as_str().is_some_and(|s| s.trim().starts_with('@')),
+        };
+        let bad_steps = stage.get("loop_steps").is_some_and(|v| !steps(v));
         let policies = ["greedy", "greedy_or_verified_draft"];
         let bad_policy = stage
             .get("policy")

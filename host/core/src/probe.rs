@@ -153,11 +153,8 @@ fn one(
     let variant = variant(spec, form);
     shapes.variant.clone_from(&variant);
     if let Some(s) = form.statistics.iter().find(|s| s.statistic == "content") {
-        let reason = format!(
-            "the form is bound to stored content at `{}`, which a probe does not have",
-            s.point
-        );
-        return refuse(row, "statistic_missing", reason);
+        let reason = format!("nothing ran that gives point `{}` its content", s.point);
+        return refuse(row, "statistic_unmeasurable", reason);
     }
     let sized = match Shaped::new(spec, form, &variant, &shapes.dims, &options.dims, rows) {
         Ok(s) => s,
@@ -228,6 +225,8 @@ struct Shaped {
     counts: BTreeMap<String, usize>,
     row_axes: Vec<Option<usize>>,
     outputs: Vec<String>,
+    /// The largest size of a symbol that does not count rows.
+    widest: u64,
 }
 
 /// The same with seeded values.
@@ -290,11 +289,14 @@ impl Shaped {
                 wanted: &wanted,
             };
             match case.settle() {
-                Ok(Some(settled)) => match Self::settled(form, settled, asked, row.as_deref()) {
-                    Ok(Some(shaped)) => return Ok(shaped),
-                    Ok(None) => {}
-                    Err(reason) => why = reason,
-                },
+                Ok(Some(mut settled)) => {
+                    settled.params = settled.filled(spec);
+                    match Self::settled(form, settled, asked, row.as_deref()) {
+                        Ok(Some(shaped)) => return Ok(shaped),
+                        Ok(None) => {}
+                        Err(reason) => why = reason,
+                    }
+                }
                 Ok(None) => {}
                 Err(e) => why = e.to_string(),
             }
@@ -348,7 +350,14 @@ impl Shaped {
             sizes.ok_or_else(|| format!("`{name}` has dims without a size"))
         };
         let mut weights = Vec::new();
-        for source in sources.iter().filter(|s| s.slot) {
+        let ops = plain.span_ops(span);
+        let reads = |name: &str| {
+            let mut all = ops
+                .iter()
+                .flat_map(|o| plain.ops[*o].inputs.iter().flatten());
+            all.any(|n| n == name)
+        };
+        for source in sources.iter().filter(|s| s.slot && reads(&s.name)) {
             let dims = shape(&source.name, &source.dims)?;
             weights.push((source.name.clone(), source.layout, dims));
         }
@@ -368,7 +377,9 @@ impl Shaped {
             counts.extend(key_count(&plain, name, &dims).map(|n| (name.clone(), n)));
             inputs.push((name.clone(), Some(shape(name, of)?)));
         }
+        let widths = dims.iter().filter(|(s, _)| Some(s.as_str()) != row);
         Ok(Some(Shaped {
+            widest: widths.map(|(_, n)| *n as u64).max().unwrap_or(1),
             span: span.name.clone(),
             outputs: span.outputs.clone(),
             dims: dims.iter().map(|(s, n)| (s.clone(), *n as u64)).collect(),
@@ -382,8 +393,10 @@ impl Shaped {
 
     /// Every tensor can be made: weights, inputs, and values inside as wide as the widest symbol.
     fn fits(&self, rows: u64) -> Result<(), String> {
-        let widest = self.dims.values().copied().max().unwrap_or(1);
-        let inside = ("a value".to_string(), vec![whole(rows)?, whole(widest)?]);
+        let inside = (
+            "a value".to_string(),
+            vec![whole(rows)?, whole(self.widest)?],
+        );
         let weights = self.weights.iter().map(|(n, _, d)| (n.clone(), d.clone()));
         let inputs = self
             .inputs
@@ -577,7 +590,10 @@ mod tests {
 
     fn sized(rows: u64, asked: &[(&str, u64)]) -> Result<Shaped, String> {
         let catalog = structures_catalog::Catalog::builtin().unwrap();
-        let spec = catalog.list().into_iter().find(|s| s.inputs.len() == 1);
+        // One input and a matrix, so that a wide symbol costs elements.
+        let matrix = |s: &&Spec| s.weights.iter().any(|w| w.dims.len() == 2);
+        let mut all = catalog.list().into_iter().filter(matrix);
+        let spec = all.find(|s| s.inputs.len() == 1);
         let spec = spec.unwrap();
         let mut form = FormDecl::new(&spec.name, "plain", "none");
         form.spans = spec.dataflow.spans.iter().map(|s| s.name.clone()).collect();
@@ -591,13 +607,15 @@ mod tests {
 
     fn symbol() -> String {
         let plain = sized(1, &[]).unwrap();
-        plain.dims.keys().next().unwrap().clone()
+        let wide = plain.dims.iter().find(|(_, n)| **n == DEFAULT_DIM);
+        wide.unwrap().0.clone()
     }
 
     #[test]
     fn tensors_are_made_only_where_they_fit() {
         let plain = sized(3, &[]).unwrap();
-        assert!(plain.dims.values().all(|n| *n == DEFAULT_DIM));
+        let widths = plain.dims.values().filter(|n| **n == DEFAULT_DIM).count();
+        assert!(widths >= 2 && plain.dims["M"] == 3, "{:?}", plain.dims);
         let seeded = plain.seeded().unwrap();
         let input = seeded.inputs[0].1.as_ref().unwrap();
         assert_eq!(input.dims(), [3, DEFAULT_DIM as usize]);

@@ -144,7 +144,7 @@ impl Trial<'_> {
             dtype: Some(DType::F32),
             ..Feed::default()
         };
-        let plain = self.spec.plain_for(self.variant, &feed)?;
+        let plain = self.plain(&|n| feed.inputs.contains_key(n) || feed.weights.contains_key(n))?;
         reference(
             (self.spec, &plain, self.span),
             feed,
@@ -152,6 +152,23 @@ impl Trial<'_> {
             form,
             statistics,
         )
+    }
+
+    /// The operations. A narrow span lists only what it reads; what is missed elsewhere is taken as there.
+    fn plain(&self, here: &dyn Fn(&str) -> bool) -> Result<Plain, Error> {
+        let mut outside: Vec<String> = Vec::new();
+        loop {
+            let plain = self
+                .spec
+                .expand(self.variant, &|n| here(n) || outside.iter().any(|o| o == n));
+            match plain {
+                Err(
+                    CatalogError::MissingWeight { slot: name, .. }
+                    | CatalogError::MissingInput { input: name, .. },
+                ) if !outside.contains(&name) => outside.push(name),
+                plain => return Ok(plain?),
+            }
+        }
     }
 
     /// Outputs that end in `+ input`: the input is exact on both sides and would hide an error of the form.
@@ -162,7 +179,7 @@ impl Trial<'_> {
     ) -> Result<HashMap<String, String>, Error> {
         let given = |name: &str| inputs.iter().any(|(n, t)| n == name && t.is_some());
         let here = |name: &str| given(name) || weights.iter().any(|w| w.name == name);
-        let plain = self.spec.expand(self.variant, &here)?;
+        let plain = self.plain(&here)?;
         let mut tails = HashMap::new();
         for op in plain.ops.iter().filter(|op| op.kind == OpKind::Add) {
             let input = op.inputs.iter().flatten().find(|i| given(i));

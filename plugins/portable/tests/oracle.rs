@@ -227,6 +227,7 @@ fn case(file: &File, row: &Value, covered: &Covered) -> (Case, Vec<String>) {
             .filter_map(|(symbol, size)| Some((symbol.clone(), size.as_u64()?)))
             .collect(),
         wide: given.filter(wide).map(|(name, _)| name.clone()).collect(),
+        stretched: Default::default(),
         structure,
     };
     (case, keys)
@@ -472,6 +473,7 @@ impl Call {
             content: Default::default(),
             dims,
             wide: Default::default(),
+            stretched: Default::default(),
         };
         case.params
             .entry("eps".to_string())

@@ -35,6 +35,7 @@ fn case(
         content: Default::default(),
         dims: Default::default(),
         wide: Default::default(),
+        stretched: Default::default(),
     }
 }
 

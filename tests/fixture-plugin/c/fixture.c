@@ -12,7 +12,8 @@
  *   NEEDS_LONGER_HOST            a host's table of 1.x is too short
  *   OTHER_MAJOR                  the door of major 2, and no other
  *   FAIL_STATUS                  every call answers this status
- *   FAIL_WHEN                    ... from the third call on, while this environment variable is set
+ *   FAIL_WHEN                    calls fail from the 20th on (bind parity makes the first), while this
+ *                                environment variable is set
  *   MEET                         calls wait until two are inside; a lone one fails
  *   ALONE                        does not declare `concurrent`; calls are slow and fail when two meet
  *   COUNTED                      every allocation is counted and marked; the balance is written to the
@@ -88,18 +89,18 @@ static void counted_free(void *memory)
 #define CONCURRENT "true"
 #endif
 
-#define FIXTURE_FORM(name, format, weights, quantises)                                            \
+#define FIXTURE_FORM(name, format, band, weights, quantises)                                      \
     "{\"structure\":\"linear_proj\",\"spec_versions\":[1],\"name\":\"" name "\",\"format\":\""    \
     format "\",\"spans\":[\"proj\"],\"dtypes\":[\"f32\"],\"variants\":{\"bias\":[\"none\","       \
-    "\"add\"],\"epilogue\":[\"none\",\"residual_add\"]},\"weight_format\":\"" weights             \
+    "\"add\"],\"epilogue\":[\"none\",\"residual_add\"]},\"band\":{" band "},\"weight_format\":\"" weights  \
     "\",\"tolerance\":1e-4,\"precision_rank\":0,\"quantises\":" quantises                         \
     ",\"concurrent\":" CONCURRENT "}"
 
 static const char FIXTURE_DESCRIPTION[] =
     "{\"schema\":1,\"id\":\"" ID "\",\"vendor\":\"Fixtures\",\"version\":\"0.1.0\",\"api\":\"" API
     "\"," PANIC_FIELD "\"archs\":[\"" ARCH "\"],\"requires\":[" REQUIRES "],\"forms\":["
-    FIXTURE_FORM("f32", "none", "none", "false") ","
-    FIXTURE_FORM("w8a16_static", "w8a16_static", "int8_per_channel", "true") "]}";
+    FIXTURE_FORM("f32", "none", "", "none", "false") ","
+    FIXTURE_FORM("w8a16_static", "w8a16_static", "\"rows\":[1,8]", "int8_per_channel", "true") "]}";
 
 static structures_status fixture_describe(structures_bytes *out, structures_error *error)
 {
@@ -145,7 +146,7 @@ static structures_status fixture_call(void *form_instance, const structures_call
     status = no(error, FAIL_STATUS, "planted_error", "planted in call");
 #elif defined(FAIL_WHEN)
     static atomic_int calls;
-    if (getenv(FAIL_WHEN) && atomic_fetch_add(&calls, 1) >= 2)
+    if (getenv(FAIL_WHEN) && atomic_fetch_add(&calls, 1) >= 19)
         status = no(error, STRUCTURES_STATUS_FAILED, "planted_error", "planted in a later call");
 #elif defined(MEET)
     static atomic_int met;

@@ -13,7 +13,7 @@ use structures::trial::{reference, round_weights, NamedWeight, Trial};
 use structures_catalog::solve::dim_size;
 use structures_catalog::spec::{DimExpr, PlainOp, Source, SpanDecl};
 use structures_catalog::{verify, Catalog, CatalogError, Feed, Spec};
-use structures_graph::{AttrValue, Attrs, OpKind};
+use structures_graph::{Attrs, OpKind};
 use structures_plugin_api::describe::{BindParams, FormDecl, ProbeShapes, StatisticDecl};
 use structures_plugin_api::DType;
 
@@ -231,7 +231,7 @@ impl Judge<'_> {
             Err(e) => return Ok(Some(Verdict::failed(&e.code, e.to_string()))),
         }
 
-        let params = self.params();
+        let params = self.draft.settled.filled(self.spec);
         let named: Vec<NamedWeight> = operands
             .weights
             .iter()
@@ -425,17 +425,6 @@ impl Judge<'_> {
             Some("i64") => DType::I64,
             _ => self.draft.dtype,
         }
-    }
-
-    fn params(&self) -> Attrs {
-        let settled = &self.draft.settled;
-        let mut params = settled.params.clone();
-        for (symbol, param) in &self.spec.symbols {
-            if let (None, Some(size)) = (params.get(param), settled.dims.get(symbol)) {
-                params.insert(param.clone(), AttrValue::Int(*size as i64));
-            }
-        }
-        params
     }
 
     fn shapes(&self, rows: u64) -> ProbeShapes {

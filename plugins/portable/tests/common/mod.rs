@@ -67,6 +67,8 @@ pub struct Case {
     pub dims: BTreeMap<String, u64>,
     /// Inputs that are f32 whatever the boundary is.
     pub wide: BTreeSet<String>,
+    /// Inputs that are shown at these dims, repeated by strides of 0.
+    pub stretched: BTreeMap<String, Vec<i64>>,
 }
 
 impl Case {
@@ -160,7 +162,12 @@ pub fn run(form: &str, case: &Case, swapped: bool) -> Result<Vec<Vec<f32>>, Fail
             Stored::new(v.as_ref(), dtype, false)
         })
         .collect();
-    let inputs: Vec<Tensor<'_>> = inputs.iter().map(Stored::tensor).collect();
+    let mut inputs: Vec<Tensor<'_>> = inputs.iter().map(Stored::tensor).collect();
+    for (tensor, (name, _)) in inputs.iter_mut().zip(&case.inputs) {
+        if let Some(dims) = case.stretched.get(name) {
+            *tensor = tensor.broadcast_to(dims)?;
+        }
+    }
     // Poisoned, so that what the form does not write is seen; twice, so that a call leaves nothing.
     let mut out = Vec::new();
     for _ in 0..2 {
