@@ -14,8 +14,8 @@ use structures_tests::{json, plugins, root, structures, units};
 const MEASURED_SPEEDUP: f64 = 1.8;
 
 /// The checkpoint; without it the reason is printed and the test is over.
-fn smollm2() -> Option<PathBuf> {
-    let dir = root().join("models").join("smollm2");
+fn fetched(name: &str) -> Option<PathBuf> {
+    let dir = root().join("models").join(name);
     let gguf = |entry: std::fs::DirEntry| {
         let path = entry.path();
         path.extension()
@@ -28,7 +28,7 @@ fn smollm2() -> Option<PathBuf> {
         .find_map(|entry| gguf(entry.ok()?));
     if found.is_none() {
         println!(
-            "skipped: no .gguf in {}; `cargo xtask fetch-model smollm2` gets it",
+            "skipped: no .gguf in {}; `cargo xtask fetch-model {name}` gets it",
             dir.display()
         );
     }
@@ -60,7 +60,9 @@ fn is_prose(text: &str) -> bool {
 #[test]
 #[ignore = "needs the fetched checkpoint: cargo xtask fetch-model smollm2"]
 fn smollm2_is_attached_in_int8_and_replayed() {
-    let Some(model) = smollm2() else { return };
+    let Some(model) = fetched("smollm2") else {
+        return;
+    };
     let dir = plugins(&["x86", "portable"]);
     let receipts = tempfile::tempdir().unwrap();
     let mut attach = structures(dir.path());
@@ -130,7 +132,9 @@ fn smollm2_is_attached_in_int8_and_replayed() {
 #[test]
 #[ignore = "needs the fetched checkpoint: cargo xtask fetch-model smollm2"]
 fn a_scheme_that_binds_nothing_is_the_host() {
-    let Some(model) = smollm2() else { return };
+    let Some(model) = fetched("smollm2") else {
+        return;
+    };
     let none = plugins(&[]);
     let both = plugins(&["x86", "portable"]);
     let (host, _) = generate(none.path(), &model, &[]);
@@ -143,4 +147,55 @@ fn a_scheme_that_binds_nothing_is_the_host() {
         assert_eq!(same["tokens"], host["tokens"], "{scheme}");
         assert_eq!(same["text"], host["text"], "{scheme}");
     }
+}
+
+/// The post-norm leaves the narrower span of the FFN; both are reported, with what they cost in parity.
+#[test]
+#[ignore = "needs the fetched checkpoint: cargo xtask fetch-model gemma3"]
+fn gemma3_is_attached_in_int8() {
+    let Some(model) = fetched("gemma3") else {
+        return;
+    };
+    let dir = plugins(&["x86", "portable"]);
+    let receipts = tempfile::tempdir().unwrap();
+    let mut attach = structures(dir.path());
+    attach
+        .arg("attach")
+        .arg(&model)
+        .args(["--scheme", "w8a16_decode", "--min-speedup", "0"])
+        .args(["--rounds", "3", "--iters", "3"])
+        .arg("--receipt-dir")
+        .arg(receipts.path());
+    let (code, receipt, log) = json(&mut attach);
+    assert_eq!(code, 0, "{receipt:#}\n{log}");
+    for unit in receipt["units"].as_array().unwrap() {
+        println!(
+            "{} {} {}: {} {}, speed-up {}",
+            unit["structure"],
+            unit["plugin"],
+            unit["outcome"],
+            unit["band"],
+            unit["metrics"],
+            unit["latency"]["speedup"]
+        );
+    }
+    println!(
+        "union: {} {}",
+        receipt["union"]["outcome"], receipt["union"]["metrics"]
+    );
+    let active = units(&receipt, "decoder_ffn")
+        .into_iter()
+        .any(|u| u["outcome"] == "activated");
+    assert!(active, "{receipt:#}");
+    let seats = receipt["seats"].as_array().unwrap();
+    let ffn = seats
+        .iter()
+        .find(|s| s["structure"] == "decoder_ffn")
+        .unwrap();
+    assert_eq!(ffn["span"], "ffn");
+    let note = ffn["note"].to_string();
+    assert!(note.contains("post_feedforward_layernorm"), "{note}");
+    let (document, _) = generate(dir.path(), &model, &[]);
+    let text = document["text"].as_str().unwrap();
+    assert!(is_prose(text), "{text}");
 }

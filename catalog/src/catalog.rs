@@ -240,12 +240,12 @@ impl Catalog {
         })
     }
 
-    /// What a pin means: `name` is the newest live version, `name@version` that one.
+    /// What a pin means: `name` is the newest live version, `name@2` (or `name@v2`) that one.
     pub fn find(&self, pin: &str) -> Result<&Spec, CatalogError> {
         let Some((name, version)) = pin.split_once('@') else {
             return self.get(pin);
         };
-        match version.parse::<u32>() {
+        match version.strip_prefix('v').unwrap_or(version).parse::<u32>() {
             Ok(version) => self.get_version(name, version),
             Err(_) => Err(CatalogError::Pin {
                 pin: pin.into(),

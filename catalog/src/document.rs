@@ -3,7 +3,7 @@
 //! A document is at most 1 MB of UTF-8 without a byte-order mark, has no anchors, aliases or tags, no duplicate keys
 //! and no second document. A [`Node`] knows its path and its place, so every message can say file, line and column.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io::Read;
 use std::path::Path;
 
@@ -15,7 +15,6 @@ use crate::error::{CatalogError, Place};
 /// Largest document, bytes.
 pub const MAX_BYTES: u64 = 1 << 20;
 const MAX_DEPTH: usize = 64;
-const SEP: char = '\u{1f}';
 
 /// A parsed document.
 #[derive(Debug)]
@@ -23,11 +22,18 @@ pub struct Document {
     file: String,
     text: String,
     root: Value,
-    // Path -> line and column of the value, and of the key it stands under.
-    values: HashMap<String, (usize, usize)>,
-    keys: HashMap<String, (usize, usize)>,
-    // Paths of unquoted words that other readers of YAML take for true or false.
-    switches: HashSet<String>,
+    spots: Spot,
+}
+
+/// Where a value stands. The tree has the shape of the values: `below` is in the order of a list or a mapping.
+#[derive(Debug, Default)]
+struct Spot {
+    at: (usize, usize),
+    // The key it stands under, and where that is.
+    key: Option<(String, (usize, usize))>,
+    // An unquoted word that other readers of YAML take for true or false.
+    switch: bool,
+    below: Vec<Spot>,
 }
 
 /// Words that are true or false to readers of YAML 1.1 and text to those of 1.2.
@@ -84,9 +90,10 @@ impl Document {
             file: file.into(),
             text: text.into(),
             root: Value::Null,
-            values: HashMap::new(),
-            keys: HashMap::new(),
-            switches: HashSet::new(),
+            spots: Spot {
+                at: (1, 1),
+                ..Spot::default()
+            },
         };
         if text.len() as u64 > MAX_BYTES {
             let what = format!("{} bytes, expected at most {MAX_BYTES}", text.len());
@@ -103,7 +110,9 @@ impl Document {
             let what = "expected spaces, found a tab; readers of YAML disagree about its width";
             return Err(doc.fail((row, column), "document", what.into()));
         }
-        doc.index(text)?;
+        if let Some(spots) = doc.index(text)? {
+            doc.spots = spots;
+        }
         doc.root = serde_yaml::from_str(text).map_err(|e| {
             let at = e.location().map_or((1, 1), |l| (l.line(), l.column()));
             doc.fail(at, "document", e.to_string())
@@ -126,7 +135,7 @@ impl Document {
         Node {
             doc: self,
             value: &self.root,
-            path: String::new(),
+            spot: &self.spots,
         }
     }
 
@@ -141,13 +150,15 @@ impl Document {
     fn fail(&self, at: (usize, usize), path: &str, what: String) -> CatalogError {
         CatalogError::Invalid {
             at: self.place(at),
-            path: show(path),
+            path: path.into(),
             what,
         }
     }
 
-    fn index(&mut self, text: &str) -> Result<(), CatalogError> {
+    // Where every value stands; `None` for an empty document.
+    fn index(&self, text: &str) -> Result<Option<Spot>, CatalogError> {
         let mut stack: Vec<Frame> = Vec::new();
+        let mut root = None;
         let mut documents = 0;
         for event in Parser::new_from_str(text) {
             let (event, span) = event.map_err(|e| {
@@ -155,121 +166,135 @@ impl Document {
                 self.fail(at, "document", e.info().to_string())
             })?;
             let at = (span.start.line(), span.start.col() + 1);
-            let here = stack.last().map_or(String::new(), Frame::child);
-            match event {
+            let refuse = |what: &str| Err(self.fail(at, &shown(&stack), what.into()));
+            let done = match event {
                 Event::DocumentStart(_) => {
                     documents += 1;
                     if documents > 1 {
                         return Err(self.fail(at, "document", "a second document begins".into()));
                     }
+                    continue;
                 }
-                Event::Alias(_) => {
-                    return Err(self.fail(at, &here, "aliases are not allowed".into()))
-                }
-                Event::Scalar(_, _, anchor, ref tag) if anchor != 0 || tag.is_some() => {
-                    return Err(self.fail(at, &here, "anchors and tags are not allowed".into()))
-                }
-                Event::SequenceStart(anchor, ref tag) | Event::MappingStart(anchor, ref tag)
+                Event::Alias(_) => return refuse("aliases are not allowed"),
+                Event::Scalar(_, _, anchor, ref tag)
+                | Event::SequenceStart(anchor, ref tag)
+                | Event::MappingStart(anchor, ref tag)
                     if anchor != 0 || tag.is_some() =>
                 {
-                    return Err(self.fail(at, &here, "anchors and tags are not allowed".into()))
+                    return refuse("anchors and tags are not allowed");
                 }
                 Event::Scalar(text, style, ..) => {
-                    if let Some(Frame::Map { path, key, .. }) = stack.last_mut() {
-                        if key.is_none() {
-                            let full = join(path, &text);
-                            if self.keys.insert(full.clone(), at).is_some() {
+                    let switch = style == ScalarStyle::Plain && is_switch(&text);
+                    match stack.last_mut().filter(|f| f.wants_key()) {
+                        Some(frame) => {
+                            frame.key = Some((text.to_string(), at));
+                            if !frame.seen.insert(text.to_string()) {
                                 let what = "this key stands here twice".to_string();
-                                return Err(self.fail(at, &full, what));
+                                return Err(self.fail(at, &shown(&stack), what));
                             }
-                            if style == ScalarStyle::Plain && is_switch(&text) {
+                            if switch {
                                 let what = format!(
                                     "`{text}` as a key is true or false to other readers; quote it"
                                 );
-                                return Err(self.fail(at, &full, what));
+                                return Err(self.fail(at, &shown(&stack), what));
                             }
-                            *key = Some(text.to_string());
                             continue;
                         }
+                        None => {
+                            // An empty value has no extent; its key is a better place.
+                            let empty =
+                                text == "~" && style == ScalarStyle::Plain && span.is_empty();
+                            let key = stack.last().and_then(|f| f.key.as_ref());
+                            Spot {
+                                at: key.filter(|_| empty).map_or(at, |(_, at)| *at),
+                                switch,
+                                ..Spot::default()
+                            }
+                        }
                     }
-                    // An empty value has no extent; its key is a better place.
-                    let empty = text == "~" && style == ScalarStyle::Plain && span.is_empty();
-                    let at = match (empty, self.keys.get(&here)) {
-                        (true, Some(key)) => *key,
-                        _ => at,
-                    };
-                    if style == ScalarStyle::Plain && is_switch(&text) {
-                        self.switches.insert(here.clone());
-                    }
-                    self.values.insert(here, at);
-                    stack.iter_mut().last().into_iter().for_each(Frame::advance);
                 }
                 Event::SequenceStart(..) | Event::MappingStart(..) => {
-                    if matches!(stack.last(), Some(Frame::Map { key: None, .. })) {
-                        return Err(self.fail(at, &here, "a key must be a plain word".into()));
+                    if stack.last().is_some_and(Frame::wants_key) {
+                        return refuse("a key must be a plain word");
                     }
                     if stack.len() >= MAX_DEPTH {
-                        let what = format!("nested deeper than {MAX_DEPTH} levels");
-                        return Err(self.fail(at, &here, what));
+                        return refuse(&format!("nested deeper than {MAX_DEPTH} levels"));
                     }
-                    self.values.insert(here.clone(), at);
-                    stack.push(match event {
-                        Event::SequenceStart(..) => Frame::List {
-                            path: here,
-                            index: 0,
-                        },
-                        _ => Frame::Map {
-                            path: here,
-                            key: None,
-                        },
+                    stack.push(Frame {
+                        map: matches!(event, Event::MappingStart(..)),
+                        at,
+                        key: None,
+                        seen: HashSet::new(),
+                        below: Vec::new(),
                     });
+                    continue;
                 }
-                Event::SequenceEnd | Event::MappingEnd => {
-                    stack.pop();
-                    stack.iter_mut().last().into_iter().for_each(Frame::advance);
+                Event::SequenceEnd | Event::MappingEnd => match stack.pop() {
+                    Some(frame) => Spot {
+                        at: frame.at,
+                        below: frame.below,
+                        ..Spot::default()
+                    },
+                    None => continue,
+                },
+                _ => continue,
+            };
+            match stack.last_mut() {
+                Some(frame) => {
+                    let key = frame.key.take();
+                    frame.below.push(Spot { key, ..done });
                 }
-                _ => {}
+                None => root = Some(done),
             }
         }
-        Ok(())
+        Ok(root)
     }
 }
 
+// A list or mapping that is not at its end yet.
 #[derive(Debug)]
-enum Frame {
-    Map { path: String, key: Option<String> },
-    List { path: String, index: usize },
+struct Frame {
+    map: bool,
+    at: (usize, usize),
+    key: Option<(String, (usize, usize))>,
+    seen: HashSet<String>,
+    below: Vec<Spot>,
 }
 
 impl Frame {
-    fn child(&self) -> String {
-        match self {
-            Frame::Map { path, key } => join(path, key.as_deref().unwrap_or("")),
-            Frame::List { path, index } => join(path, &format!("[{index}]")),
-        }
-    }
-
-    fn advance(&mut self) {
-        match self {
-            Frame::Map { key, .. } => *key = None,
-            Frame::List { index, .. } => *index += 1,
-        }
+    fn wants_key(&self) -> bool {
+        self.map && self.key.is_none()
     }
 }
 
-fn join(path: &str, part: &str) -> String {
-    if path.is_empty() {
-        part.into()
-    } else {
-        format!("{path}{SEP}{part}")
+// `a.b[2].c`, of what is being read.
+fn shown(stack: &[Frame]) -> String {
+    let mut path = String::new();
+    for frame in stack {
+        match (&frame.key, frame.map) {
+            (Some((key, _)), _) => step(&mut path, key),
+            (None, true) => {}
+            (None, false) => step_index(&mut path, frame.below.len()),
+        }
     }
+    or_document(path)
 }
 
-fn show(path: &str) -> String {
-    if path.is_empty() {
-        "document".into()
-    } else {
-        path.replace(&format!("{SEP}["), "[").replace(SEP, ".")
+fn step(path: &mut String, key: &str) {
+    if !path.is_empty() {
+        path.push('.');
+    }
+    path.push_str(key);
+}
+
+fn step_index(path: &mut String, index: usize) {
+    path.push_str(&format!("[{index}]"));
+}
+
+fn or_document(path: String) -> String {
+    match path.is_empty() {
+        true => "document".into(),
+        false => path,
     }
 }
 
@@ -278,7 +303,7 @@ fn show(path: &str) -> String {
 pub struct Node<'a> {
     doc: &'a Document,
     value: &'a Value,
-    path: String,
+    spot: &'a Spot,
 }
 
 impl<'a> Node<'a> {
@@ -289,14 +314,32 @@ impl<'a> Node<'a> {
 
     /// Its path, for messages.
     pub fn path(&self) -> String {
-        show(&self.path)
+        // Looked up when a message needs it, so that reading a document builds none.
+        fn find(at: &Spot, wanted: &Spot, path: &mut String) -> bool {
+            if std::ptr::eq(at, wanted) {
+                return true;
+            }
+            for (i, below) in at.below.iter().enumerate() {
+                let before = path.len();
+                match &below.key {
+                    Some((key, _)) => step(path, key),
+                    None => step_index(path, i),
+                }
+                if find(below, wanted, path) {
+                    return true;
+                }
+                path.truncate(before);
+            }
+            false
+        }
+        let mut path = String::new();
+        find(&self.doc.spots, self.spot, &mut path);
+        or_document(path)
     }
 
     /// Its place.
     pub fn place(&self) -> Place {
-        let at = self.doc.values.get(&self.path);
-        let at = at.or_else(|| self.doc.keys.get(&self.path));
-        self.doc.place(at.copied().unwrap_or((1, 1)))
+        self.doc.place(self.spot.at)
     }
 
     /// An error about this value.
@@ -310,9 +353,14 @@ impl<'a> Node<'a> {
 
     /// An error about a key of this mapping.
     pub fn invalid_key(&self, key: &str, what: impl Into<String>) -> CatalogError {
+        let mut path = self.path();
+        if path == "document" {
+            path.clear();
+        }
+        step(&mut path, key);
         CatalogError::Invalid {
             at: self.key_place(key),
-            path: show(&join(&self.path, key)),
+            path,
             what: what.into(),
         }
     }
@@ -321,18 +369,20 @@ impl<'a> Node<'a> {
         self.invalid(format!("expected {expected}, found {}", kind(self.value)))
     }
 
-    fn child(&self, part: &str, value: &'a Value) -> Node<'a> {
+    // A value below, by its position. The two trees have one shape.
+    fn child(&self, at: usize, value: &'a Value) -> Node<'a> {
         Node {
             doc: self.doc,
             value,
-            path: join(&self.path, part),
+            spot: self.spot.below.get(at).unwrap_or(self.spot),
         }
     }
 
     /// The place of a key of this mapping.
     pub fn key_place(&self, key: &str) -> Place {
-        let at = self.doc.keys.get(&join(&self.path, key));
-        at.map_or_else(|| self.place(), |at| self.doc.place(*at))
+        let keys = self.spot.below.iter().filter_map(|s| s.key.as_ref());
+        let at = keys.into_iter().find(|(k, _)| k == key).map(|(_, at)| *at);
+        self.doc.place(at.unwrap_or(self.spot.at))
     }
 
     /// Keys and values in order.
@@ -342,8 +392,9 @@ impl<'a> Node<'a> {
             .as_mapping()
             .ok_or_else(|| self.wrong("a mapping"))?;
         map.iter()
-            .map(|(k, v)| match k {
-                Value::String(k) => Ok((k.clone(), self.child(k, v))),
+            .enumerate()
+            .map(|(i, (k, v))| match k {
+                Value::String(k) => Ok((k.clone(), self.child(i, v))),
                 other => Err(self.invalid(format!(
                     "a key must be a word, found {}; quote it",
                     kind(other)
@@ -372,12 +423,16 @@ impl<'a> Node<'a> {
         let mut at = self.clone();
         for part in path {
             let index = part.strip_prefix('[').and_then(|p| p.strip_suffix(']'));
-            let value = match index.and_then(|i| i.parse::<usize>().ok()) {
-                Some(i) => at.value.get(i),
-                None => at.value.get(part),
+            let found = match index.and_then(|i| i.parse::<usize>().ok()) {
+                Some(i) => at.value.get(i).map(|v| (i, v)),
+                None => at.value.as_mapping().and_then(|map| {
+                    let mut all = map.iter().enumerate();
+                    all.find(|(_, (k, _))| k.as_str() == Some(part))
+                        .map(|(i, (_, v))| (i, v))
+                }),
             };
-            match value {
-                Some(v) => at = at.child(part, v),
+            match found {
+                Some((i, v)) => at = at.child(i, v),
                 None => break,
             }
         }
@@ -391,15 +446,13 @@ impl<'a> Node<'a> {
             .as_sequence()
             .ok_or_else(|| self.wrong("a list"))?;
         let items = list.iter().enumerate();
-        Ok(items
-            .map(|(i, v)| self.child(&format!("[{i}]"), v))
-            .collect())
+        Ok(items.map(|(i, v)| self.child(i, v)).collect())
     }
 
     /// A word. `no` and its like need quotes: other readers of YAML take them for a truth value.
     pub fn text(&self) -> Result<&'a str, CatalogError> {
         let word = self.value.as_str().ok_or_else(|| self.wrong("a word"))?;
-        if self.doc.switches.contains(&self.path) {
+        if self.spot.switch {
             let what = format!("expected a word, found `{word}`, which is true or false to other readers; quote it");
             return Err(self.invalid(what));
         }

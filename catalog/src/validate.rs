@@ -8,7 +8,7 @@ use crate::document::{Fields, Node};
 use crate::error::CatalogError;
 use crate::expr::Expr;
 use crate::names;
-use crate::spec::{AttrDecl, AxisRule, DimExpr, OpDecl, Slots, Spec, WeightSource};
+use crate::spec::{AttrDecl, AxisRule, DimExpr, OpDecl, Plain, Slots, Spec, WeightSource};
 
 /// Most combinations of host axes and repeat counts.
 pub(crate) const MAX_COMBINATIONS: usize = 64;
@@ -21,9 +21,10 @@ pub(crate) fn check(spec: &Spec, doc: &Fields) -> Result<(), CatalogError> {
     v.symbols()?;
     v.constraints()?;
     v.axes_of_ops()?;
-    v.expansions()?;
-    v.occurrences()?;
-    v.spans()?;
+    let full = v.expansions()?;
+    let names = v.names_of_ops();
+    v.occurrences(&names)?;
+    v.spans(&names, &full)?;
     match &spec.slots {
         Some(slots) => v.slots(slots)?,
         None if spec.dataflow.ops.iter().any(|o| o.anchor) => {}
@@ -40,6 +41,9 @@ pub(crate) fn check(spec: &Spec, doc: &Fields) -> Result<(), CatalogError> {
     }
     Ok(())
 }
+
+/// Names that operations read, and names they make.
+type Names = (BTreeSet<String>, BTreeSet<String>);
 
 struct Validator<'a> {
     spec: &'a Spec,
@@ -342,11 +346,13 @@ impl<'a> Validator<'a> {
         Ok(())
     }
 
-    // Everything expands with all optionals there, and with none.
-    fn expansions(&self) -> Result<(), CatalogError> {
+    // Everything expands with all optionals there, and with none. Gives those with all.
+    fn expansions(&self) -> Result<Vec<Plain>, CatalogError> {
+        let mut full = Vec::new();
         for axes in self.spec.host_axis_combinations() {
             for all in [true, false] {
                 match self.spec.expand(&axes, &|_| all) {
+                    Ok(plain) if all => full.push(plain),
                     Ok(_) => {}
                     Err(CatalogError::Dataflow { value, reason, .. }) => {
                         return Err(self.node_of(&value).invalid(format!("`{value}`: {reason}")))
@@ -358,7 +364,7 @@ impl<'a> Validator<'a> {
                 }
             }
         }
-        Ok(())
+        Ok(full)
     }
 
     // The last op that makes the value (the culprit of a second definition), else the first that reads it.
@@ -381,7 +387,7 @@ impl<'a> Validator<'a> {
     }
 
     // Names read and made in any combination, written out.
-    fn names_of_ops(&self) -> (BTreeSet<String>, BTreeSet<String>) {
+    fn names_of_ops(&self) -> Names {
         let (mut read, mut made) = (BTreeSet::new(), BTreeSet::new());
         for axes in self.spec.host_axis_combinations() {
             for op in &self.spec.dataflow.ops {
@@ -407,8 +413,7 @@ impl<'a> Validator<'a> {
         (read, made)
     }
 
-    fn occurrences(&self) -> Result<(), CatalogError> {
-        let (read, made) = self.names_of_ops();
+    fn occurrences(&self, (read, made): &Names) -> Result<(), CatalogError> {
         for (i, p) in self.spec.inputs.iter().enumerate() {
             for name in names::expanded(&p.value, p.repeat) {
                 let passed = self.spec.outputs.iter().any(|o| o.value == name);
@@ -467,8 +472,7 @@ impl<'a> Validator<'a> {
         all
     }
 
-    fn spans(&self) -> Result<(), CatalogError> {
-        let (_, made) = self.names_of_ops();
+    fn spans(&self, (_, made): &Names, full: &[Plain]) -> Result<(), CatalogError> {
         let sources = self.spec.declared_sources();
         let is_input = |n: &String| sources.iter().any(|(s, _)| !s.slot && s.name == *n);
         for span in &self.spec.dataflow.spans {
@@ -489,10 +493,7 @@ impl<'a> Validator<'a> {
                 }
             }
         }
-        for axes in self.spec.host_axis_combinations() {
-            let Ok(plain) = self.spec.expand(&axes, &|_| true) else {
-                continue;
-            };
+        for plain in full {
             for span in &plain.spans {
                 for op in plain.span_ops(span) {
                     let inputs = plain.ops[op].inputs.iter().flatten();

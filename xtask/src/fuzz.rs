@@ -21,18 +21,11 @@ pub fn run(args: &[String]) -> Result<(), String> {
         Err(_) => std::process::id().to_string(),
     };
     eprintln!("seed {seed}");
+    // The whole workspace, so that nothing is built with other features than the tests have.
     step(
         "mutations",
         cargo()
-            .args([
-                "test",
-                "--release",
-                "-p",
-                "structures-mutate",
-                "--test",
-                "yaml",
-                "--",
-            ])
+            .args(["test", "--release", "--workspace", "--test", "yaml", "--"])
             .arg("--nocapture")
             .env("STRUCTURES_FUZZ_SECONDS", seconds.to_string())
             .env("STRUCTURES_FUZZ_SEED", seed),

@@ -107,11 +107,11 @@ impl Builder {
     }
 
     fn cached(&mut self, path: &str, x: ValueId) -> ValueId {
-        let region = self.0.state(StateRegion {
-            name: format!("{path}.cache"),
-            heads: KV_HEADS,
-            width: HEAD,
-        });
+        let region = self.0.state(StateRegion::growing(
+            format!("{path}.cache"),
+            KV_HEADS,
+            HEAD,
+        ));
         let dims = vec![
             symbol("B"),
             Dim::Size(KV_HEADS),

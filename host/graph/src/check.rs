@@ -152,11 +152,14 @@ impl Checker<'_> {
                 "`call` is a word of catalog entries; write the operations of the module instead";
             return self.bad_op(id, what);
         }
-        let (n, max, least) = (
+        let (n, mut max, mut least) = (
             op.inputs.len(),
             spec.operands.len(),
             spec.required_operands(),
         );
+        if op.kind == OpKind::Concat {
+            (max, least) = (n.max(2), n.max(2));
+        }
         if n > max || n < least {
             let range = if least == max {
                 format!("{max}")
@@ -182,16 +185,22 @@ impl Checker<'_> {
                 continue;
             };
             let region = matches!(g.value(*v).origin, Origin::State(_));
-            let wanted = (op.kind, k) == (OpKind::KvAppend, 1);
-            if region && !wanted {
+            let fixed = g.fixed_region(*v).is_some();
+            let wanted = k == 1 && writes(op.kind);
+            if region && !fixed && (!wanted || op.kind != OpKind::KvAppend) {
                 let what = format!(
                     "reads region `{}` itself; read the result of its `kv_append`",
                     self.name(*v)
                 );
                 return self.bad_op(id, what);
             }
-            if wanted && !region {
-                return self.bad_op(id, "its second operand is not a state region");
+            if wanted && (!region || fixed != (op.kind == OpKind::StateWrite)) {
+                let what = match op.kind {
+                    _ if !region => "its second operand is not a state region",
+                    OpKind::StateWrite => "its second operand is a cache; use `kv_append`",
+                    _ => "its second operand is a recurrent state; use `state_write`",
+                };
+                return self.bad_op(id, what);
             }
         }
         if op.outputs.is_empty() {
@@ -218,7 +227,7 @@ impl Checker<'_> {
                 return self.bad_op(id, format!("attribute `{}` must be written", a.name));
             }
         }
-        if op.kind == OpKind::KvAppend {
+        if writes(op.kind) {
             return Ok(());
         }
         match Kernel::prepare(op.kind, &op.attrs, Layout::InOut) {
@@ -347,7 +356,7 @@ impl Checker<'_> {
     fn regions(&self) -> Verdict {
         let g = self.graph;
         let mut writers = vec![Vec::new(); g.states.len()];
-        for id in g.op_ids().filter(|o| g.op(*o).kind == OpKind::KvAppend) {
+        for id in g.op_ids().filter(|o| writes(g.op(*o).kind)) {
             if let Some(Some(v)) = g.op(id).inputs.get(1) {
                 if let Origin::State(s) = g.value(*v).origin {
                     writers[s].push(id);
@@ -361,7 +370,13 @@ impl Checker<'_> {
             }
             match writers.as_slice() {
                 [_] => {}
-                [] => return self.bad(&region.name, "no kv_append writes this state region"),
+                [] => {
+                    let what = match region.is_fixed() {
+                        true => "no state_write writes this state region",
+                        false => "no kv_append writes this state region",
+                    };
+                    return self.bad(&region.name, what);
+                }
                 [_, second, ..] => {
                     let what = format!("writes region `{}` a second time in a run", region.name);
                     return self.bad_op(*second, what);
@@ -378,7 +393,7 @@ impl Checker<'_> {
         let mut dead = None;
         for i in (0..g.ops.len()).rev() {
             let op = &g.ops[i];
-            if op.kind == OpKind::KvAppend || op.outputs.iter().any(|v| live.contains(v)) {
+            if writes(op.kind) || op.outputs.iter().any(|v| live.contains(v)) {
                 live.extend(op.inputs.iter().flatten());
             } else {
                 dead = Some(OpId(i));
@@ -389,6 +404,10 @@ impl Checker<'_> {
             None => Ok(()),
         }
     }
+}
+
+fn writes(kind: OpKind) -> bool {
+    matches!(kind, OpKind::KvAppend | OpKind::StateWrite)
 }
 
 /// The written attributes that differ from their defaults, as text.
@@ -669,11 +688,7 @@ mod tests {
 
     #[test]
     fn regions_and_their_writers() {
-        let region = || StateRegion {
-            name: "k".into(),
-            heads: 2,
-            width: 4,
-        };
+        let region = || StateRegion::growing("k", 2, 4);
         let kv = || vec![s("B"), Dim::Size(2), s("S"), Dim::Size(4)];
         let x4 = |b: &mut GraphBuilder| {
             b.input("k_new", vec![s("B"), Dim::Size(2), s("T"), Dim::Size(4)])

@@ -113,15 +113,55 @@ pub struct Op {
     pub module: String,
 }
 
-/// A state region: a KV cache of one layer and side. Holds `[B, H, capacity, D]`, valid up to a length.
+/// What a state region holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RegionKind {
+    /// A KV cache of one layer and side, `[B, heads, capacity, width]`, valid up to a length; `kv_append` adds to it.
+    Growing {
+        /// Heads.
+        heads: usize,
+        /// Width of a head.
+        width: usize,
+    },
+    /// A recurrent state `[B, dims]`, zeros at first; ops read it as an operand, `state_write` replaces it.
+    Fixed {
+        /// Sizes of one batch row.
+        dims: Vec<usize>,
+    },
+}
+
+/// What a model keeps between two runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateRegion {
     /// Unique name (`model.layers.0.self_attn.k`).
     pub name: String,
-    /// Heads.
-    pub heads: usize,
-    /// Width of a head.
-    pub width: usize,
+    /// Its content.
+    pub kind: RegionKind,
+}
+
+impl StateRegion {
+    /// A KV cache of one side.
+    pub fn growing(name: impl Into<String>, heads: usize, width: usize) -> Self {
+        StateRegion {
+            name: name.into(),
+            kind: RegionKind::Growing { heads, width },
+        }
+    }
+
+    /// A recurrent state of these sizes for each batch row.
+    pub fn fixed(name: impl Into<String>, dims: &[usize]) -> Self {
+        StateRegion {
+            name: name.into(),
+            kind: RegionKind::Fixed {
+                dims: dims.to_vec(),
+            },
+        }
+    }
+
+    /// Whether it is a recurrent state.
+    pub fn is_fixed(&self) -> bool {
+        matches!(self.kind, RegionKind::Fixed { .. })
+    }
 }
 
 /// A whole phase. Operations are stored in an executable order.
@@ -161,6 +201,14 @@ impl Graph {
     pub fn producer(&self, id: ValueId) -> Option<(OpId, usize)> {
         match self.values[id.0].origin {
             Origin::Op { op, index } => Some((op, index)),
+            _ => None,
+        }
+    }
+
+    /// The fixed region a value is, if it is one: its content when the run begins.
+    pub fn fixed_region(&self, id: ValueId) -> Option<usize> {
+        match self.values[id.0].origin {
+            Origin::State(i) if self.states.get(i).is_some_and(StateRegion::is_fixed) => Some(i),
             _ => None,
         }
     }
@@ -256,14 +304,21 @@ impl GraphBuilder {
         id
     }
 
-    /// A state region, as an operand for `kv_append`.
+    /// A state region, as an operand for `kv_append`, or for whoever reads and writes a fixed one.
     pub fn state(&mut self, region: StateRegion) -> ValueId {
-        let dims = vec![
-            Dim::Symbol("B".into()),
-            Dim::Size(region.heads),
-            Dim::Symbol("S".into()),
-            Dim::Size(region.width),
-        ];
+        let batch = Dim::Symbol("B".into());
+        let dims = match &region.kind {
+            RegionKind::Growing { heads, width } => vec![
+                batch,
+                Dim::Size(*heads),
+                Dim::Symbol("S".into()),
+                Dim::Size(*width),
+            ],
+            RegionKind::Fixed { dims } => {
+                let sizes = dims.iter().map(|n| Dim::Size(*n));
+                std::iter::once(batch).chain(sizes).collect()
+            }
+        };
         let name = region.name.clone();
         self.graph.states.push(region);
         let origin = Origin::State(self.graph.states.len() - 1);

@@ -187,6 +187,9 @@ pub(crate) fn infer(graph: &Graph, op: &Op) -> Result<Vec<Shape>, String> {
                 Some(AttrValue::List(l)) => Some(Dim::Size(l.len())),
                 _ => None,
             };
+            if matches!(op.attrs.get("axes"), Some(AttrValue::List(_))) && !out.is_empty() {
+                out.remove(0);
+            }
             out.push(n);
             Ok(vec![out.clone(), out])
         }
@@ -209,6 +212,81 @@ pub(crate) fn infer(graph: &Graph, op: &Op) -> Result<Vec<Shape>, String> {
                 None,
                 Some(d.clone()),
             ]])
+        }
+        OpKind::StateWrite => {
+            let region = need(1)?;
+            let fits = x.len() == region.len() && x.iter().zip(region).all(|(a, b)| agree(a, b));
+            if !fits {
+                return Err(format!(
+                    "x [{}] does not fit region [{}]",
+                    list(x),
+                    list(region)
+                ));
+            }
+            same()
+        }
+        OpKind::Concat => {
+            let axis = op.attrs.get("axis").and_then(AttrValue::as_f64);
+            let axis = axis.unwrap_or(-1.0) as i64;
+            let at = if axis < 0 {
+                axis + x.len() as i64
+            } else {
+                axis
+            };
+            let Some(at) = usize::try_from(at).ok().filter(|a| *a < x.len()) else {
+                return Err(format!("x [{}] has no axis {axis}", list(x)));
+            };
+            let mut sum = Some(0);
+            for i in 0..op.inputs.len() {
+                let part = need(i)?;
+                let fits = part.len() == x.len()
+                    && (0..x.len()).all(|d| d == at || agree(&part[d], &x[d]));
+                if !fits {
+                    return Err(format!("[{}] does not go behind [{}]", list(part), list(x)));
+                }
+                sum = sum.zip(size(&part[at])).map(|(a, b)| a + b);
+            }
+            let mut out = known(x);
+            out[at] = sum.map(Dim::Size);
+            Ok(vec![out])
+        }
+        OpKind::CausalConv => {
+            let w = need(1)?;
+            let ([b, _, c], [wc, _, k]) = (x, w) else {
+                return Err(format!(
+                    "x [{}] is not [B,T,C] or w [{}] not [C,1,K]",
+                    list(x),
+                    list(w)
+                ));
+            };
+            if !agree(c, wc) {
+                return Err(format!("x has {c} channels, w serves {wc}"));
+            }
+            let back = size(k).map(|k| Dim::Size(k.saturating_sub(1)));
+            let last = vec![Some(b.clone()), back, Some(c.clone())];
+            Ok(vec![known(x), last])
+        }
+        OpKind::TopkRoute => same(),
+        OpKind::Experts => {
+            let (route, up, down) = (need(1)?, need(2)?, need(3)?);
+            let ([e, _, d], [de, dd, _]) = (up, down) else {
+                return Err(format!(
+                    "gate_up [{}] or down [{}] is not [E,..,..]",
+                    list(up),
+                    list(down)
+                ));
+            };
+            let last = |s: &[Dim]| s.last().cloned().unwrap_or(Dim::Size(0));
+            if !(agree(e, de) && agree(d, dd) && agree(&last(x), d) && agree(&last(route), e)) {
+                return Err(format!(
+                    "x [{}], route [{}], gate_up [{}], down [{}] are not [..,D], [..,E], [E,2I,D], [E,D,I]",
+                    list(x),
+                    list(route),
+                    list(up),
+                    list(down)
+                ));
+            }
+            same()
         }
         OpKind::Call => Ok(vec![]),
     }

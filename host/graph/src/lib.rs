@@ -24,7 +24,8 @@ pub mod tree;
 pub use check::check;
 pub use error::GraphError;
 pub use graph::{
-    Dim, Graph, GraphBuilder, Layout, Op, OpId, Origin, ParamRef, StateRegion, Value, ValueId,
+    Dim, Graph, GraphBuilder, Layout, Op, OpId, Origin, ParamRef, RegionKind, StateRegion, Value,
+    ValueId,
 };
 pub use kernels::{eval, eval_rounded, ActKind};
 pub use kinds::word as activation_word;

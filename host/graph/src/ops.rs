@@ -34,6 +34,11 @@ pub enum OpKind {
     Embedding,
     RopeTable,
     KvAppend,
+    StateWrite,
+    Concat,
+    CausalConv,
+    TopkRoute,
+    Experts,
 }
 
 /// What an attribute is when an op does not write it.
@@ -142,7 +147,7 @@ const fn commutative(spec: OpSpec) -> OpSpec {
 
 use AttrDefault::*;
 
-/// The table. `call` takes any number of operands.
+/// The table. `call` and `concat` take any number of operands.
 pub const OPS: &[OpSpec] = &[
     row(OpKind::Linear, "linear", &["x", "w"], &[]),
     row(OpKind::Bias, "bias", &["x", "b"], &[]),
@@ -220,31 +225,57 @@ pub const OPS: &[OpSpec] = &[
     view(OpKind::Contiguous, "contiguous", &[]),
     host(OpKind::Embedding, "embedding", &["ids", "w"], &[]),
     // cos and sin tables [.., R/2] f32 for positions [..]; inv_freq is the list of R/2 frequencies; both are
-    // multiplied by scaling.
+    // multiplied by scaling. With axes, a list of R/2 numbers, positions have several rows [A, ..] and each frequency
+    // reads the row it names.
     host(
         OpKind::RopeTable,
         "rope_table",
         &["positions"],
-        &[attr("inv_freq", Required), attr("scaling", Number(1.0))],
+        &[
+            attr("inv_freq", Required),
+            attr("scaling", Number(1.0)),
+            attr("axes", Absent),
+        ],
     ),
     // Appends x [B,H,T,D] to a region; gives the whole valid region [B,H,kv_len,D].
     host(OpKind::KvAppend, "kv_append", &["x", "region"], &[]),
+    // Replaces the content of a fixed region when the run is over; gives x.
+    host(OpKind::StateWrite, "state_write", &["x", "region"], &[]),
+    // Operands one after another along an axis.
+    host(
+        OpKind::Concat,
+        "concat",
+        &["x"],
+        &[attr("axis", Number(-1.0))],
+    ),
+    // Each channel of x [B,T,C] with its own K weights w [C,1,K] over itself and the K-1 steps before it, which state
+    // [B,K-1,C] holds (zeros when missing); gives y [B,T,C] and the last K-1 inputs.
+    host(
+        OpKind::CausalConv,
+        "causal_conv",
+        &["x", "w", "state?"],
+        &[],
+    ),
+    // Softmax of the last dim, of which the k largest stay, divided by their sum under normalise, and the others are 0.
+    host(
+        OpKind::TopkRoute,
+        "topk_route",
+        &["x"],
+        &[attr("k", Required), attr("normalise", Flag(true))],
+    ),
+    // Sum over the experts e of route[.., e] * down_e(act(gate_e(x)) * up_e(x)); gate_up [E,2I,D] has the rows of gate
+    // before those of up, down is [E,D,I]. An expert whose route is 0 is not run.
+    host(
+        OpKind::Experts,
+        "experts",
+        &["x", "route", "gate_up", "down"],
+        &[attr("kind", Required)],
+    ),
 ];
 
 /// Host operations of the grammar that no builder of this version makes; an entry that names one is refused with
 /// a message that knows it.
-pub const OTHER_HOST_OPS: &[&str] = &[
-    "concat",
-    "slice",
-    "cast",
-    "softmax",
-    "argmax",
-    "conv_patch",
-    "causal_conv",
-    "topk_route",
-    "experts",
-    "sample",
-];
+pub const OTHER_HOST_OPS: &[&str] = &["slice", "cast", "softmax", "argmax", "conv_patch", "sample"];
 
 impl OpSpec {
     /// The attribute of this name.

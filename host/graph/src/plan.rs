@@ -136,7 +136,7 @@ fn check(
                 format!("input `{}` is made inside the span", graph.value(*v).name),
             );
         }
-        if matches!(graph.value(*v).origin, Origin::State(_)) {
+        if matches!(graph.value(*v).origin, Origin::State(_)) && graph.fixed_region(*v).is_none() {
             return refused(
                 name,
                 format!(
@@ -173,7 +173,7 @@ fn check(
         .collect();
     for op in &install.ops {
         let o = graph.op(*op);
-        if o.kind == OpKind::KvAppend {
+        if matches!(o.kind, OpKind::KvAppend | OpKind::StateWrite) {
             return refused(
                 name,
                 format!(

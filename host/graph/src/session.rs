@@ -89,6 +89,8 @@ enum Exec {
     Kernel(Kernel),
     /// Appends to a region, by index.
     Append(usize),
+    /// Replaces the content of a fixed region, by index.
+    Write(usize),
 }
 
 /// A graph with its parameters in memory.
@@ -197,6 +199,13 @@ impl Session {
         for (v, t) in self.graph.inputs.iter().zip(inputs) {
             self.put(&mut env, *v, t.clone(), &mut observer)?;
         }
+        for (i, value) in self.graph.values.iter().enumerate() {
+            if let Some(region) = self.graph.fixed_region(ValueId(i)) {
+                let content = state.content(region);
+                let content = content.map_err(|f| f.at(OpKind::StateWrite, &value.name))?;
+                self.put(&mut env, ValueId(i), content, &mut observer)?;
+            }
+        }
         state.begin();
         for step in &plan.steps {
             match &step.what {
@@ -232,7 +241,7 @@ impl Session {
                 },
             )
             .collect::<Result<Vec<_>, _>>()?;
-        state.commit()?;
+        state.commit(symbols.get("T").copied())?;
         Ok(outputs)
     }
 
@@ -253,12 +262,16 @@ impl Session {
                 let inputs = self.gather(&op.inputs, env)?;
                 k.run(&inputs, None).map_err(|f| f.at(op.kind, at()))?
             }
-            Exec::Append(region) => {
+            Exec::Append(region) | Exec::Write(region) => {
                 let inputs = self.gather(&op.inputs[..1], env)?;
                 let Some(Some(x)) = inputs.first() else {
-                    return Err(self.malformed(at(), "appends nothing"));
+                    return Err(self.malformed(at(), "writes nothing"));
                 };
-                vec![state.append(*region, x).map_err(|f| f.at(op.kind, at()))?]
+                let result = match &self.exec[id.0] {
+                    Exec::Write(_) => state.write(*region, x),
+                    _ => state.append(*region, x),
+                };
+                vec![result.map_err(|f| f.at(op.kind, at()))?]
             }
         };
         if results.len() != op.outputs.len() {
@@ -422,6 +435,10 @@ fn cut(param: &ParamRef, dims: &[Dim], stored: Tensor) -> Result<Tensor, GraphEr
         found,
     };
     let t = match param.rows {
+        // A kernel of a convolution over patches, read as the matrix it is.
+        None if stored.rank() > 2 && dims.len() == 2 && dims[0] == Dim::Size(stored.dims()[0]) => {
+            stored.flatten_from(1).map_err(|e| at_param(param, e))?
+        }
         None => stored,
         Some((from, to)) => {
             let rows = stored.dims().first().copied().unwrap_or(0);
@@ -449,17 +466,18 @@ fn prepare(graph: &Graph, id: OpId) -> Result<Exec, GraphError> {
         Some(v) => graph.value(*v).name.clone(),
         None => op.module.clone(),
     };
-    if op.kind == OpKind::KvAppend {
+    if matches!(op.kind, OpKind::KvAppend | OpKind::StateWrite) {
         let region = match op.inputs.get(1) {
             Some(Some(v)) => &graph.value(*v).origin,
             _ => &Origin::Input,
         };
         return match region {
+            Origin::State(i) if op.kind == OpKind::StateWrite => Ok(Exec::Write(*i)),
             Origin::State(i) => Ok(Exec::Append(*i)),
             _ => Err(GraphError::Malformed {
                 phase: graph.phase.clone(),
                 at: at(),
-                what: "kv_append needs a state region as its second operand".into(),
+                what: format!("{} needs a state region as its second operand", op.kind),
             }),
         };
     }
@@ -606,11 +624,7 @@ mod tests {
                 heads(h, "T"),
             );
             if name != "q" {
-                let region = b.state(StateRegion {
-                    name: format!("attn.{name}_cache"),
-                    heads: 1,
-                    width: 4,
-                });
+                let region = b.state(StateRegion::growing(format!("attn.{name}_cache"), 1, 4));
                 y = b.op(
                     OpKind::KvAppend,
                     "attn",

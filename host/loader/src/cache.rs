@@ -338,11 +338,12 @@ mod tests {
     #[test]
     fn every_part_of_the_stamp_counts() {
         let p = place();
-        for i in 0..7 {
+        // Earlier counts like later: a clock may have been set back.
+        for (i, by) in (0..7).flat_map(|i| [(i, 1), (i, -1)]) {
             let mut other = p.stamp;
-            other.0[i] += 1;
+            other.0[i] += by;
             let mut scans = ScanCache::open(Some(&p.cache), "me".into());
-            assert_eq!(scans.digest(&p.file, &other), None, "part {i}");
+            assert_eq!(scans.digest(&p.file, &other), None, "part {i} {by}");
         }
     }
 

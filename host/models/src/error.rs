@@ -88,6 +88,16 @@ pub enum ModelError {
         /// Vocabulary size.
         vocab: usize,
     },
+    /// Pictures that do not fit the model or the prompt.
+    #[error("{what}: expected {expected}, found {found}; prepare prompt and pictures with the model's own processor")]
+    Picture {
+        /// What about them.
+        what: String,
+        /// Expected.
+        expected: String,
+        /// Found.
+        found: String,
+    },
     /// More positions than the model was made for.
     #[error(
         "the context is full: {prompt} tokens and {new} new ones make {}, expected at most {max}; \
@@ -136,6 +146,7 @@ impl ModelError {
             ModelError::Tokenizer { .. } => "tokenizer",
             ModelError::EmptyPrompt => "empty_prompt",
             ModelError::TokenRange { .. } => "token_range",
+            ModelError::Picture { .. } => "picture",
             ModelError::ContextFull { .. } => "context_full",
             ModelError::Graph(_) => "graph",
             ModelError::Compute { .. } => "compute",

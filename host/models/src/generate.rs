@@ -64,19 +64,23 @@ pub fn advance(
     tokens: &[u32],
     observer: Option<&mut dyn Observer>,
 ) -> Result<Tensor, ModelError> {
+    let from = state.len();
+    advance_at(model, plan, state, tokens, from, observer)
+}
+
+/// [`advance`] from another position than the number of tokens before, as after pictures.
+pub fn advance_at(
+    model: &Model,
+    plan: &Plan,
+    state: &mut State,
+    tokens: &[u32],
+    from: usize,
+    observer: Option<&mut dyn Observer>,
+) -> Result<Tensor, ModelError> {
     if tokens.is_empty() {
         return Err(ModelError::EmptyPrompt);
     }
-    let config = model.config();
-    let from = state.len();
-    check_room(model, from, tokens.len())?;
-    if let Some(at) = tokens.iter().position(|t| *t as usize >= config.vocab_size) {
-        return Err(ModelError::TokenRange {
-            token: tokens[at],
-            position: from + at,
-            vocab: config.vocab_size,
-        });
-    }
+    check(model, state.len(), tokens)?;
     let n = tokens.len();
     let failed = |e| ModelError::compute("preparing the inputs", e);
     let ids = Tensor::from_slice(tokens, (1, n), &Device::Cpu).map_err(failed)?;
@@ -183,6 +187,20 @@ pub fn generate(
         out.decode += start.elapsed();
     }
     Ok(out)
+}
+
+/// Room and vocabulary.
+pub(crate) fn check(model: &Model, held: usize, tokens: &[u32]) -> Result<(), ModelError> {
+    check_room(model, held, tokens.len())?;
+    let vocab = model.config().vocab_size;
+    match tokens.iter().position(|t| *t as usize >= vocab) {
+        None => Ok(()),
+        Some(at) => Err(ModelError::TokenRange {
+            token: tokens[at],
+            position: held + at,
+            vocab,
+        }),
+    }
 }
 
 fn check_room(model: &Model, held: usize, new: usize) -> Result<(), ModelError> {

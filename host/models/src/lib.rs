@@ -5,7 +5,7 @@
 //! executed (`structures-graph`), what a structure is (`structures-catalog`), who replaces a part of the model
 //! (`structures`).
 //!
-//! A new decoder family is one file in `families/`, its line in [`FAMILIES`], and `bindings/<family>.yaml`.
+//! A new decoder family is one file in `families/` and `bindings/<family>.yaml`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -17,6 +17,7 @@ pub mod error;
 pub mod families;
 pub mod generate;
 pub mod model;
+pub mod multimodal;
 pub mod params;
 pub mod tokenizer;
 

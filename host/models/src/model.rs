@@ -1,6 +1,7 @@
 //! A model, described (headers only) and loaded (weights in memory, ready to run on the host path).
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use structures_graph::{Graph, GraphError, ModuleTree, ParamRef, ParamSource, Ses
 use crate::checkpoint::Checkpoint;
 use crate::config::DecoderConfig;
 use crate::families::{self, Blueprint};
+use crate::multimodal::{Eyes, Sight};
 use crate::params::{CheckpointParams, ParamMap};
 use crate::tokenizer::{fault, Tokenizer};
 use crate::ModelError;
@@ -31,6 +33,10 @@ pub struct Description {
     pub params: Arc<ParamMap>,
     /// The files.
     pub checkpoint: Arc<Checkpoint>,
+    /// What the configuration says about pictures, when it sees.
+    pub sight: Option<Sight>,
+    /// Its other phases by name: the same modules, other dataflow.
+    pub phases: Vec<Arc<Graph>>,
 }
 
 impl Description {
@@ -43,7 +49,12 @@ impl Description {
             mut tree,
             graph,
             params,
+            pictures,
         } = blueprint;
+        let (sight, phases) = match pictures {
+            Some(p) => (Some(p.sight), vec![p.encoder, p.prefill]),
+            None => (None, Vec::new()),
+        };
         let name = model_name(path);
         tree.model.clone_from(&name);
         for note in &config.notes {
@@ -57,6 +68,17 @@ impl Description {
             graph,
             params,
             checkpoint: Arc::new(checkpoint),
+            sight,
+            phases,
+        })
+    }
+
+    /// The description with another of its phases as its dataflow, for whoever looks for structures in that one.
+    pub fn phase(&self, name: &str) -> Option<Description> {
+        let graph = self.phases.iter().find(|g| g.phase == name)?;
+        Some(Description {
+            graph: graph.clone(),
+            ..self.clone()
         })
     }
 
@@ -75,6 +97,8 @@ pub struct Model {
     pub description: Description,
     /// Its graph with parameters, the host path.
     pub session: Session,
+    /// The sessions of its other phases, when it sees.
+    pub eyes: Option<Eyes>,
     /// Its tokenizer, or why there is none.
     tokenizer: Result<Tokenizer, String>,
 }
@@ -96,11 +120,20 @@ impl Model {
     pub fn load(description: Description) -> Result<Self, ModelError> {
         let source = Loading {
             params: description.loader(),
+            loaded: (!description.phases.is_empty()).then(RefCell::default),
             first_error: RefCell::new(None),
         };
-        let session = match Session::new(description.graph.clone(), &source) {
-            Ok(session) => session,
-            Err(e) => return Err(source.first_error.into_inner().unwrap_or(e.into())),
+        let open = |graph: &Arc<Graph>| match Session::new(graph.clone(), &source) {
+            Ok(session) => Ok(session),
+            Err(e) => Err(source.first_error.take().unwrap_or(e.into())),
+        };
+        let session = open(&description.graph)?;
+        let eyes = match description.phases.as_slice() {
+            [encoder, prefill] => Some(Eyes {
+                encoder: open(encoder)?,
+                prefill: open(prefill)?,
+            }),
+            _ => None,
         };
         let tokenizer = match Tokenizer::open(&description.checkpoint, &description.config) {
             Ok(Some(t)) => Ok(t),
@@ -112,6 +145,7 @@ impl Model {
         Ok(Model {
             description,
             session,
+            eyes,
             tokenizer,
         })
     }
@@ -148,19 +182,30 @@ impl Model {
 /// Keeps the first error as it was: the session's own error type cannot carry it.
 struct Loading {
     params: CheckpointParams,
+    /// What is loaded already, where several sessions share it.
+    loaded: Option<RefCell<HashMap<ParamRef, Tensor>>>,
     first_error: RefCell<Option<ModelError>>,
 }
 
 impl ParamSource for Loading {
     fn tensor(&self, param: &ParamRef) -> Result<Tensor, GraphError> {
-        self.params.load(param).map_err(|e| {
+        let known = self.loaded.as_ref().map(RefCell::borrow);
+        if let Some(tensor) = known.as_ref().and_then(|k| k.get(param)) {
+            return Ok(tensor.clone());
+        }
+        drop(known);
+        let tensor = self.params.load(param).map_err(|e| {
             let reason = e.to_string();
             self.first_error.borrow_mut().get_or_insert(e);
             GraphError::MissingParam {
                 param: param.to_string(),
                 reason,
             }
-        })
+        })?;
+        if let Some(loaded) = &self.loaded {
+            loaded.borrow_mut().insert(param.clone(), tensor.clone());
+        }
+        Ok(tensor)
     }
 }
 

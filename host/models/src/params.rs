@@ -35,8 +35,8 @@ pub struct ParamSpec {
     pub name: &'static str,
     /// Its dims.
     pub dims: Vec<usize>,
-    /// The tensor that holds it.
-    pub tensor: String,
+    /// The tensors that hold it: one of the same dims, or several whose rows one after another are its content.
+    pub tensors: Vec<String>,
     /// In which order.
     pub rows: RowOrder,
 }
@@ -53,26 +53,35 @@ impl ParamMap {
     pub fn check(checkpoint: &Checkpoint, specs: Vec<ParamSpec>) -> Result<Self, ModelError> {
         let mut map = ParamMap::default();
         for spec in specs {
-            let Some(info) = checkpoint.tensor_info(&spec.tensor) else {
-                return Err(ModelError::tensor(
-                    checkpoint.path(),
-                    &spec.tensor,
-                    format!("{:?}, the parameter {}.{}", spec.dims, spec.path, spec.name),
-                    format!("no such tensor among {}", checkpoint.tensor_infos().count()),
-                    "the checkpoint is not complete or its config belongs to another model",
-                ));
-            };
-            if info.dims != spec.dims {
-                return Err(ModelError::tensor(
-                    checkpoint.path(),
-                    &spec.tensor,
-                    format!("shape {:?}, as the config says", spec.dims),
-                    format!("shape {:?}", info.dims),
-                    "config and checkpoint do not belong together: get both again",
-                ));
+            let mut found = 0;
+            let mut first = None;
+            for tensor in &spec.tensors {
+                let Some(info) = checkpoint.tensor_info(tensor) else {
+                    return Err(ModelError::tensor(
+                        checkpoint.path(),
+                        tensor,
+                        format!("{:?}, the parameter {}.{}", spec.dims, spec.path, spec.name),
+                        format!("no such tensor among {}", checkpoint.tensor_infos().count()),
+                        "the checkpoint is not complete or its config belongs to another model",
+                    ));
+                };
+                let whole: usize = spec.dims.iter().product();
+                found += info.dims.iter().product::<usize>();
+                let fits = match spec.tensors.len() {
+                    1 => info.dims == spec.dims,
+                    _ => info.dims.last() == spec.dims.last() && found <= whole,
+                };
+                if !fits {
+                    return Err(misfit(checkpoint, &spec, &info));
+                }
+                first.get_or_insert(info);
+            }
+            let Some(first) = first else { continue };
+            if found != spec.dims.iter().product::<usize>() {
+                return Err(misfit(checkpoint, &spec, &first));
             }
             map.params
-                .insert((spec.path.clone(), spec.name.into()), (spec, info));
+                .insert((spec.path.clone(), spec.name.into()), (spec, first));
         }
         Ok(map)
     }
@@ -112,7 +121,7 @@ impl ParamMap {
         let used: std::collections::HashSet<&str> = self
             .params
             .values()
-            .map(|(s, _)| s.tensor.as_str())
+            .flat_map(|(s, _)| s.tensors.iter().map(String::as_str))
             .collect();
         checkpoint
             .tensor_infos()
@@ -120,6 +129,23 @@ impl ParamMap {
             .map(|t| t.name)
             .collect()
     }
+}
+
+fn misfit(checkpoint: &Checkpoint, spec: &ParamSpec, info: &TensorInfo) -> ModelError {
+    let expected = match spec.tensors.len() {
+        1 => format!("shape {:?}, as the config says", spec.dims),
+        n => format!(
+            "a part of {:?}, {n} of which the config asks for",
+            spec.dims
+        ),
+    };
+    ModelError::tensor(
+        checkpoint.path(),
+        &info.name,
+        expected,
+        format!("shape {:?}", info.dims),
+        "config and checkpoint do not belong together: get both again",
+    )
 }
 
 /// Loads parameters from a checkpoint.
@@ -144,7 +170,17 @@ impl CheckpointParams {
             ));
         };
         let failed = |e| ModelError::compute(format!("arranging `{param}`"), e);
-        let tensor = self.checkpoint.load(&spec.tensor)?;
+        let tensor = match spec.tensors.as_slice() {
+            [one] => self.checkpoint.load(one)?,
+            many => {
+                let parts = many
+                    .iter()
+                    .map(|t| self.checkpoint.load(t))
+                    .collect::<Result<Vec<_>, _>>()?;
+                let joined = Tensor::cat(&parts, 0).and_then(|t| t.reshape(spec.dims.clone()));
+                joined.map_err(failed)?
+            }
+        };
         let tensor = match spec.rows {
             RowOrder::Published => tensor,
             RowOrder::AdjacentPairs { heads } => halves_first(&tensor, heads).map_err(failed)?,

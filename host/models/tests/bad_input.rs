@@ -265,7 +265,7 @@ fn configs_name_the_field() {
         ),
         (
             "layer_types",
-            json!(["sliding_attention"]),
+            json!(["full_attention", "sliding_attention", "full_attention"]),
             &["layer_types", "`sliding_attention`"],
         ),
         (
@@ -281,7 +281,7 @@ fn configs_name_the_field() {
         (
             "model_type",
             json!("mamba"),
-            &["model_type", "`mamba`", "llama, qwen2, qwen3"],
+            &["model_type", "`mamba`", "llama", "qwen2, qwen3"],
         ),
     ];
     for (name, value, words) in cases {

@@ -1,4 +1,4 @@
-//! A checkpoint nobody here made: `cargo xtask fetch-model smollm2` first, then `cargo xtask test --real`.
+//! Checkpoints nobody here made: `cargo xtask fetch-model smollm2` (and `gemma3`) first, then `cargo xtask test --real`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -44,4 +44,60 @@ fn smollm2_answers_in_english() {
             out.decode_tps()
         );
     }
+}
+
+/// Token ids of `fixtures/gemma3_tokens.json` were made by llama.cpp from the same file.
+#[test]
+#[ignore = "needs models/gemma3 (253 MB)"]
+fn gemma3_reads_like_llama_cpp_and_writes_prose() {
+    let path = repository().join("models/gemma3/gemma-3-270m-q4_k_m.gguf");
+    let start = std::time::Instant::now();
+    let model = Model::open(&path).unwrap();
+    let c = model.config();
+    println!("opened in {:?}; {:?}", start.elapsed(), c.notes);
+    let windows: Vec<usize> = (0..c.layers).filter(|i| c.windows[*i].is_none()).collect();
+    assert_eq!(windows, [5, 11, 17], "every sixth layer sees all");
+    assert_eq!(c.windows[0], Some(512));
+    assert!(!c.norm_offset, "the file has the sum");
+    assert_eq!(c.local_rope.as_ref().unwrap().theta, 10000.0);
+
+    let tokenizer = model.tokenizer().unwrap();
+    let cases = repository().join("tests/fixtures/gemma3_tokens.json");
+    let cases: Vec<serde_json::Value> =
+        serde_json::from_slice(&std::fs::read(cases).unwrap()).unwrap();
+    for case in &cases {
+        let text = case["text"].as_str().unwrap();
+        let want: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
+        assert_eq!(tokenizer.encode(text, true).unwrap(), want, "{text:?}");
+        let back = tokenizer.decode(&want[1..]).unwrap();
+        assert_eq!(back, text);
+    }
+
+    let plan = model.session.host_plan();
+    for prompt in ["The history of the city begins with", "Once upon a time"] {
+        let prompt = tokenizer.encode(prompt, true).unwrap();
+        let out = generate(&model, &plan, &prompt, 40, &mut |_| ()).unwrap();
+        let text = tokenizer.decode(&out.tokens).unwrap();
+        println!("{text:?} {:?}", out.stop);
+        println!("{:?}", &out.tokens[..16.min(out.tokens.len())]);
+        println!(
+            "prefill {:.1}/s, decode {:.1}/s",
+            out.prefill_tps(),
+            out.decode_tps()
+        );
+        assert!(text.is_ascii() && text.matches(' ').count() > 20, "{text}");
+    }
+
+    // Longer than the window, and more than there is room for.
+    let long = tokenizer
+        .encode(&"The river was long and slow. ".repeat(90), true)
+        .unwrap();
+    assert!(long.len() > 600);
+    let out = generate(&model, &plan, &long, 8, &mut |_| ()).unwrap();
+    let text = tokenizer.decode(&out.tokens).unwrap();
+    println!("after {} tokens: {text:?}", long.len());
+    assert!(text.contains("river"), "{text}");
+    let full = generate(&model, &plan, &long, c.max_positions, &mut |_| ()).unwrap_err();
+    assert_eq!(full.code(), "context_full");
+    assert!(full.to_string().contains("32768"), "{full}");
 }

@@ -107,11 +107,7 @@ fn a_quantised_file_equals_its_dequantised_directory() {
         _ => GgmlDType::Q4_1,
     };
     let gguf = dir.path().join("m.gguf");
-    let mut meta = write::metadata(&hf);
-    let scaling = |k: &str| format!("llama.rope.scaling.{k}");
-    use candle_core::quantized::gguf_file::Value;
-    meta.push((scaling("type"), Value::String("linear".into())));
-    meta.push((scaling("factor"), Value::F32(2.0)));
+    let meta = write::metadata(&hf);
     let stored: Vec<_> = write::tensors(&hf)
         .into_iter()
         .filter(|(n, _)| n != "rope_freqs.weight")
@@ -295,6 +291,42 @@ fn generate_with(dir: &Path, n: usize) -> (Vec<u32>, Stop) {
     assert_eq!(out.tokens, seen);
     assert_eq!(out.prompt, 3);
     (out.tokens, out.stop)
+}
+
+/// A conversation that goes on gives the rows of one long run: past every window, and with recurrent states; and a step
+/// taken back leaves no trace.
+#[test]
+fn pieces_equal_one_long_run_in_every_family() {
+    let mut run = 0;
+    for entry in std::fs::read_dir(families()).unwrap() {
+        let dir = entry.unwrap().path();
+        let Ok(model) = Model::open(&dir) else {
+            continue;
+        };
+        run += 1;
+        let plan = model.session.host_plan();
+        let tokens: Vec<u32> = (0..24).map(|i| 3 + (i * 11) % 40).collect();
+        let width = model.config().windows.iter().flatten().max();
+        assert!(width.is_none_or(|w| *w < tokens.len()), "{dir:?}");
+        let whole = logits(&model, &tokens);
+        let scale = whole.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let mut state = model.session.new_state(1, 4);
+        let mut from = 0;
+        for to in [13, 14, 15, 21, 24] {
+            let piece = &tokens[from..to];
+            let before = state.len();
+            advance(&model, &plan, &mut state, &[5, 6], None).unwrap();
+            state.truncate(before).unwrap();
+            let got = advance(&model, &plan, &mut state, piece, None).unwrap();
+            let got = got.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            let vocab = got.len() / piece.len();
+            for (a, b) in got.iter().zip(&whole[from * vocab..]) {
+                assert!((a - b).abs() < 2e-5 * scale, "{dir:?}: {a} {b} of {scale}");
+            }
+            from = to;
+        }
+    }
+    assert!(run >= 5);
 }
 
 /// Teacher-forced single steps give the rows of one long run.

@@ -175,11 +175,8 @@ impl Layer<'_> {
             return x;
         }
         let heads = self.host.kv_heads;
-        let region = self.b.state(StateRegion {
-            name: format!("{}.{side}", self.at),
-            heads,
-            width: HEAD,
-        });
+        let name = format!("{}.{side}", self.at);
+        let region = self.b.state(StateRegion::growing(name, heads, HEAD));
         let mut dims = symbols(&["B"], &[heads]);
         dims.extend(symbols(&["S"], &[HEAD]));
         let label = format!("{side}_all");

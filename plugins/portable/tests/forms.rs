@@ -211,10 +211,12 @@ fn a_state_that_is_absent_is_zeros() {
 }
 
 type Edit = fn(&mut Case);
+/// A case, what is wrong with it, and the code that says so.
+type Planted = (fn() -> Case, Edit, &'static str);
 
 #[test]
 fn every_refusal_has_its_code() {
-    let cases: &[(fn() -> Case, Edit, &str)] = &[
+    let cases: &[Planted] = &[
         (adaln, |c| c.params.clear(), "param_missing"),
         (adaln, |c| c.dims.clear(), "param_missing"),
         (adaln, |c| c.set("parts", "scale_shift"), "style_width"),

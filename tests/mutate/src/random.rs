@@ -8,12 +8,12 @@ impl Random {
     /// The stream of a seed and a case.
     pub fn new(seed: u64, case: u64) -> Random {
         let mut r = Random(seed ^ case.wrapping_mul(0xd6e8_feb8_6659_fd93));
-        r.next();
+        r.draw();
         r
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -25,7 +25,7 @@ impl Random {
     pub fn below(&mut self, n: usize) -> usize {
         match n {
             0 => 0,
-            n => (self.next() % n as u64) as usize,
+            n => (self.draw() % n as u64) as usize,
         }
     }
 

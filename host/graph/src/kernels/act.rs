@@ -17,6 +17,7 @@ pub enum ActKind {
     Relu,
     Tanh,
     Softplus,
+    Exp,
 }
 
 const KINDS: &[(&str, ActKind)] = &[
@@ -28,6 +29,7 @@ const KINDS: &[(&str, ActKind)] = &[
     ("relu", ActKind::Relu),
     ("tanh", ActKind::Tanh),
     ("softplus", ActKind::Softplus),
+    ("exp", ActKind::Exp),
 ];
 
 impl ActKind {
@@ -57,6 +59,7 @@ pub(super) fn act(x: &Tensor, kind: ActKind) -> Outcome<Tensor> {
             ActKind::Sigmoid => map(x, |v| 1.0 / (1.0 + (-v).exp())),
             ActKind::Relu => map(x, |v| if v < 0.0 { 0.0 } else { v }),
             ActKind::Tanh => map(x, f32::tanh),
+            ActKind::Exp => map(x, f32::exp),
             ActKind::Softplus => map(x, |v| v.max(0.0) + (-v.abs()).exp().ln_1p()),
             ActKind::GeluExact => x.to_vec(), // returned above
         }
@@ -84,6 +87,7 @@ mod tests {
             ("gelu_sigmoid", [-0.108_337_8, 0.0, 1.935_658_6]),
             ("sigmoid", [0.182_425_52, 0.5, 0.880_797_1]),
             ("relu", [0.0, 0.0, 2.0]),
+            ("exp", [0.223_130_16, 1.0, 7.389_056]),
             ("tanh", [-0.905_148_27, 0.0, 0.964_027_6]),
             (
                 "softplus",
@@ -105,7 +109,11 @@ mod tests {
         let x = Tensor::new(&[-1e4f32, 1e4, f32::NAN], &Device::Cpu).unwrap();
         for (name, kind) in KINDS {
             let y = act(&x, *kind).unwrap().to_vec1::<f32>().unwrap();
-            assert!(y[0].is_finite() && y[1].is_finite(), "{name}: {y:?}");
+            let grows = *kind == ActKind::Exp;
+            assert!(
+                y[0].is_finite() && (grows || y[1].is_finite()),
+                "{name}: {y:?}"
+            );
             assert!(y[2].is_nan(), "{name} swallowed a NaN");
         }
     }

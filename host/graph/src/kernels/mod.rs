@@ -10,7 +10,9 @@
 
 mod act;
 mod attention;
+mod conv;
 mod elementwise;
+mod experts;
 mod gated_delta;
 mod linear;
 mod norm;

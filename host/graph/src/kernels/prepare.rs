@@ -7,7 +7,7 @@ use super::attention::Attention;
 use super::gated_delta::GatedDelta;
 use super::read::{operand, optional};
 use super::rope::{rope, Pairing};
-use super::{elementwise, linear, norm, table, unfit, view, Outcome};
+use super::{conv, elementwise, experts, linear, norm, table, unfit, view, Outcome};
 use crate::graph::Layout;
 use crate::ops::{AttrDefault, AttrValue, Attrs, OpKind};
 
@@ -57,7 +57,17 @@ pub(crate) enum Kernel {
     RopeTable {
         inv_freq: Vec<f32>,
         scaling: f32,
+        axes: Option<Vec<usize>>,
     },
+    Concat {
+        axis: i64,
+    },
+    CausalConv,
+    TopkRoute {
+        k: usize,
+        normalise: bool,
+    },
+    Experts(ActKind),
 }
 
 impl Kernel {
@@ -72,18 +82,16 @@ impl Kernel {
             OpKind::Add => Kernel::Add,
             OpKind::Mul => Kernel::Mul,
             OpKind::Scale => Kernel::Scale(a.number("by")? as f32),
-            OpKind::Act => {
-                let name = a.word("kind")?;
-                match ActKind::from_name(&name) {
-                    Some(k) => Kernel::Act(k),
-                    None => {
-                        return unfit(format!(
-                            "kind `{name}` is not one of {}",
-                            ActKind::names().join(", ")
-                        ))
-                    }
-                }
-            }
+            OpKind::Act => Kernel::Act(a.act("kind")?),
+            OpKind::Concat => Kernel::Concat {
+                axis: a.whole("axis")?,
+            },
+            OpKind::CausalConv => Kernel::CausalConv,
+            OpKind::TopkRoute => Kernel::TopkRoute {
+                k: a.count("k")?,
+                normalise: a.flag("normalise")?,
+            },
+            OpKind::Experts => Kernel::Experts(a.act("kind")?),
             OpKind::RmsNorm => Kernel::RmsNorm {
                 eps: a.number("eps")? as f32,
                 offset: a.choice("weight", &["direct", "offset"])? == 1,
@@ -152,8 +160,12 @@ impl Kernel {
                     })
                     .collect::<Outcome<_>>()?,
                 scaling: a.number("scaling")? as f32,
+                axes: match a.value("axes") {
+                    None | Some(AttrValue::Absent) => None,
+                    Some(_) => Some(a.counts("axes")?),
+                },
             },
-            OpKind::Call | OpKind::KvAppend => {
+            OpKind::Call | OpKind::KvAppend | OpKind::StateWrite => {
                 return unfit("has no kernel: the session or the evaluator runs it")
             }
         })
@@ -226,9 +238,28 @@ impl Kernel {
             Kernel::Transpose(perm) => one(view::transpose(x("x")?, perm)?),
             Kernel::Contiguous => one(x("x")?.contiguous()?),
             Kernel::Embedding => one(table::embedding(x("ids")?, operand(inputs, 1, "w")?)?),
-            Kernel::RopeTable { inv_freq, scaling } => {
-                table::rope_table(x("positions")?, inv_freq, *scaling)
+            Kernel::RopeTable {
+                inv_freq,
+                scaling,
+                axes,
+            } => table::rope_table(x("positions")?, inv_freq, *scaling, axes.as_deref()),
+            Kernel::Concat { axis } => {
+                let parts: Option<Vec<&Tensor>> = inputs.iter().map(Option::as_ref).collect();
+                one(view::concat(&parts.unwrap_or_default(), *axis)?)
             }
+            Kernel::CausalConv => {
+                conv::causal_conv(x("x")?, operand(inputs, 1, "w")?, optional(inputs, 2))
+            }
+            Kernel::TopkRoute { k, normalise } => {
+                one(experts::topk_route(x("x")?, *k, *normalise)?)
+            }
+            Kernel::Experts(kind) => one(experts::experts(
+                x("x")?,
+                operand(inputs, 1, "route")?,
+                operand(inputs, 2, "gate_up")?,
+                operand(inputs, 3, "down")?,
+                *kind,
+            )?),
         }
     }
 }
@@ -306,6 +337,17 @@ impl Reader<'_> {
             (Some(AttrValue::Flag(b)), _) => Ok(*b),
             (None, AttrDefault::Flag(b)) => Ok(b),
             _ => self.wrong(name, "true or false"),
+        }
+    }
+
+    fn act(&self, name: &str) -> Outcome<ActKind> {
+        let word = self.word(name)?;
+        match ActKind::from_name(&word) {
+            Some(kind) => Ok(kind),
+            None => unfit(format!(
+                "{name} `{word}` is not one of {}",
+                ActKind::names().join(", ")
+            )),
         }
     }
 

@@ -32,27 +32,41 @@ pub(super) fn embedding(ids: &Tensor, w: &Tensor) -> Outcome<Tensor> {
     tensor(out, &dims)
 }
 
-/// cos and sin `[.., R/2]` of `positions [..]` times `scaling`. Angles are f32 products, as the reference models form
+/// cos and sin `[.., R/2]` of `positions [..]` times `scaling`; with `axes`, of `positions [A, ..]`, each frequency at
+/// the row it names. Angles are f32 products, as the reference models form
 /// them: at a large position their rounding is visible in the logits.
 pub(super) fn rope_table(
     positions: &Tensor,
     inv_freq: &[f32],
     scaling: f32,
+    axes: Option<&[usize]>,
 ) -> Outcome<Vec<Tensor>> {
+    let mut dims = positions.dims().to_vec();
+    if let Some(axes) = axes {
+        let rows = if dims.is_empty() { 0 } else { dims.remove(0) };
+        if axes.len() != inv_freq.len() || axes.iter().any(|a| *a >= rows) {
+            return unfit(format!(
+                "axes {axes:?} do not name a row of positions {:?} for each of {} frequencies",
+                positions.dims(),
+                inv_freq.len()
+            ));
+        }
+    }
     let at = positions
         .flatten_all()?
         .to_dtype(DType::F32)?
         .to_vec1::<f32>()?;
     let mut cos = Vec::with_capacity(at.len() * inv_freq.len());
     let mut sin = Vec::with_capacity(at.len() * inv_freq.len());
-    for p in at {
-        for f in inv_freq {
-            let (s, c) = (p * f).sin_cos();
+    let count: usize = dims.iter().product();
+    for i in 0..count {
+        for (j, f) in inv_freq.iter().enumerate() {
+            let row = axes.map_or(0, |a| a[j]);
+            let (s, c) = (at[row * count + i] * f).sin_cos();
             cos.push(c * scaling);
             sin.push(s * scaling);
         }
     }
-    let mut dims = positions.dims().to_vec();
     dims.push(inv_freq.len());
     Ok(vec![tensor(cos, &dims)?, tensor(sin, &dims)?])
 }
@@ -85,7 +99,7 @@ mod tests {
     #[test]
     fn angles() {
         let p = Tensor::new(&[0i64, 2], &Device::Cpu).unwrap();
-        let t = rope_table(&p, &[1.0, 0.25], 2.0).unwrap();
+        let t = rope_table(&p, &[1.0, 0.25], 2.0, None).unwrap();
         let (c, s) = (
             t[0].to_vec2::<f32>().unwrap(),
             t[1].to_vec2::<f32>().unwrap(),
@@ -94,5 +108,11 @@ mod tests {
         assert_eq!(s[0], [0.0, 0.0]);
         assert_eq!(c[1], [2.0 * 2f32.cos(), 2.0 * 0.5f32.cos()]);
         assert_eq!(s[1], [2.0 * 2f32.sin(), 2.0 * 0.5f32.sin()]);
+        let two = Tensor::new(&[[0i64, 2], [3, 5]], &Device::Cpu).unwrap();
+        let t = rope_table(&two, &[1.0, 0.25], 1.0, Some(&[1, 0])).unwrap();
+        let c = t[0].to_vec2::<f32>().unwrap();
+        assert_eq!(c, [[3f32.cos(), 1.0], [5f32.cos(), 0.5f32.cos()]]);
+        assert!(rope_table(&two, &[1.0, 0.25], 1.0, Some(&[2, 0])).is_err());
+        assert!(rope_table(&two, &[1.0, 0.25], 1.0, Some(&[0])).is_err());
     }
 }

@@ -89,6 +89,13 @@ pub(super) fn split(x: &Tensor, sizes: &[usize], axis: i64) -> Outcome<Vec<Tenso
         .collect()
 }
 
+pub(super) fn concat(parts: &[&Tensor], axis: i64) -> Outcome<Tensor> {
+    let Some(first) = parts.first() else {
+        return unfit("an operand is missing");
+    };
+    Ok(Tensor::cat(parts, axis_of(first, axis)?)?)
+}
+
 fn axis_of(x: &Tensor, axis: i64) -> Outcome<usize> {
     let rank = x.rank() as i64;
     let at = if axis < 0 { axis + rank } else { axis };

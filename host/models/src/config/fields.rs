@@ -8,8 +8,8 @@ use crate::ModelError;
 
 const FIX: &str = "correct the file or get it again";
 
-/// An object of a file. Absent and `null` are the same: published configs use both.
-pub(crate) struct Fields<'a> {
+/// An object of a configuration file. Absent and `null` are the same: published configs use both.
+pub struct Fields<'a> {
     pub(crate) path: &'a Path,
     pub(crate) prefix: String,
     pub(crate) map: &'a Map<String, Value>,
@@ -57,6 +57,13 @@ impl<'a> Fields<'a> {
                 (x.fract() == 0.0 && (1.0..9e15).contains(&x)).then_some(x as u64)
             })?;
             usize::try_from(n).ok().filter(|n| *n >= 1)
+        })
+    }
+
+    /// A whole number.
+    pub(crate) fn count(&self, name: &str) -> Result<Option<usize>, ModelError> {
+        self.typed(name, "a whole number", |v| {
+            v.as_u64().and_then(|n| usize::try_from(n).ok())
         })
     }
 

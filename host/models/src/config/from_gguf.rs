@@ -1,13 +1,15 @@
 //! GGUF metadata: keys start with the architecture's name; what has no key is read off the tensors.
 
-use super::{DecoderConfig, Dialect, Rope, RopeScaling, Rule};
-use crate::checkpoint::{Checkpoint, GgufMetadata};
+use super::{windows, DecoderConfig, Dialect, Facts, Rope, RopeScaling, Rule, Windows};
+use crate::checkpoint::{Checkpoint, GgufMetadata, GgufValue};
 use crate::ModelError;
 
 const FIX: &str = "the file is no complete model: convert it again";
 const CANNOT: &str = "this version cannot run the model";
 /// Frequency divisors some converters store instead of scaling keys.
 const ROPE_TABLE: &str = "rope_freqs.weight";
+/// Divisors for short and for long texts, which change with the length of the run.
+const LONG_ROPE: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
 
 pub(super) fn read(
     checkpoint: &Checkpoint,
@@ -33,30 +35,36 @@ pub(super) fn read(
             ))
         }
     };
-    for key in ["attention.value_length", "rope.dimension_count"] {
-        if let Some(n) = keys.size(key)?.filter(|n| *n != head_dim) {
+    let refused = |item: String, expected: String, found: String| {
+        ModelError::unsupported(checkpoint.path(), item, expected, found, CANNOT)
+    };
+    let rotary = keys.size("rope.dimension_count")?.unwrap_or(head_dim);
+    for (key, n, free) in [
+        (
+            "attention.value_length",
+            keys.size("attention.value_length")?,
+            false,
+        ),
+        (
+            "rope.dimension_count",
+            Some(rotary),
+            dialect.partial_rotary.is_some(),
+        ),
+    ] {
+        if let Some(n) = n.filter(|n| *n != head_dim && !free) {
             let expected = format!("the head width {head_dim}");
-            let (item, found) = (keys.name(key), n.to_string());
-            return Err(ModelError::unsupported(
-                checkpoint.path(),
-                item,
-                expected,
-                found,
-                CANNOT,
-            ));
+            return Err(refused(keys.name(key), expected, n.to_string()));
         }
     }
-    if let Some(window) = keys.size("attention.sliding_window")? {
-        let (item, found) = (keys.name("attention.sliding_window"), window.to_string());
-        let expected = "no window";
-        return Err(ModelError::unsupported(
-            checkpoint.path(),
-            item,
-            expected,
-            found,
-            CANNOT,
-        ));
+    if let Some(tensor) = LONG_ROPE
+        .iter()
+        .find(|t| checkpoint.tensor_info(t).is_some())
+    {
+        let expected = "no divisors that change with the length".to_string();
+        return Err(refused("tensors".into(), expected, (*tensor).into()));
     }
+    let layers = super::check_layers(checkpoint.path(), keys.must("block_count")?)?;
+    let windows = windows_of(&keys, dialect.windows, layers)?;
 
     let there = |tensor: &str| checkpoint.tensor_info(tensor).is_some();
     let rule = |rule: Rule, tensor: &str| match rule {
@@ -91,42 +99,121 @@ pub(super) fn read(
         notes.push("output.weight is absent: the head reads the embedding".into());
     }
 
-    Ok(DecoderConfig {
+    let rope = rope(&keys, dialect.theta, rotary)?;
+    let local_rope = match dialect.local_theta {
+        Some(theta) if windows.iter().any(Option::is_some) => Some(Rope {
+            theta: keys.number("rope.freq_base_swa")?.unwrap_or(theta),
+            scaling: RopeScaling::None,
+        }),
+        _ => None,
+    };
+    let mut config = DecoderConfig {
         model_type: dialect.model_type.into(),
+        root: dialect.root,
         vocab_size,
         hidden_size,
         intermediate_size: keys.must("feed_forward_length")?,
-        layers: keys.must("block_count")?,
+        layers,
         heads,
         kv_heads: keys.size("attention.head_count_kv")?.unwrap_or(heads),
         head_dim,
+        rotary,
+        norms: dialect.norms,
+        // Converters store the sum.
+        norm_offset: false,
         rms_norm_eps: match keys.number("attention.layer_norm_rms_epsilon")? {
             Some(eps) => shortest(eps),
             None => {
                 return Err(keys.bad("attention.layer_norm_rms_epsilon", "a number", "nothing"))
             }
         },
-        act: "silu",
+        act: dialect.act.1,
+        fused: dialect.fused,
         qkv_bias: rule(dialect.qkv_bias, "blk.0.attn_q.bias"),
         o_bias: rule(dialect.o_bias, "blk.0.attn_output.bias"),
         mlp_bias: rule(dialect.mlp_bias, "blk.0.ffn_gate.bias"),
         qk_norm: dialect.qk_norm,
         tied_head,
-        rope: rope(&keys, head_dim)?,
+        rope,
+        local_rope,
+        windows,
+        attention_scale: None,
+        attention_softcap: None,
+        embedding_scale: 1.0,
+        residual_scale: 1.0,
+        logits_divisor: 1.0,
+        logits_softcap: None,
         max_positions: keys.must("context_length")?,
         bos: meta.id("tokenizer.ggml.bos_token_id"),
         eos,
         notes,
-    })
+    };
+    (dialect.facts)(&Facts::Gguf(keys), &mut config)?;
+    Ok(config)
 }
 
-/// The key holds an f32; the number that was written in the original config is its shortest decimal.
-fn shortest(eps: f64) -> f64 {
+/// The windows of the layers. Where the file has no pattern, that of the family holds: readers of the format know it
+/// by the architecture's name.
+fn windows_of(
+    keys: &Keys<'_>,
+    rule: Windows,
+    layers: usize,
+) -> Result<Vec<Option<usize>>, ModelError> {
+    const KEY: &str = "attention.sliding_window";
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    // Zero is how some converters write that there is none.
+    let zero = keys.meta.get(&keys.name(KEY)).and_then(GgufValue::as_u64) == Some(0);
+    let width = if zero { None } else { keys.size(KEY)? };
+    if let Some(list) = keys.meta.list(&keys.name(PATTERN)) {
+        let flags: Option<Vec<bool>> = list
+            .iter()
+            .map(|v| match v {
+                GgufValue::Flag(b) => Some(*b),
+                v => v.as_u64().map(|n| n != 0),
+            })
+            .collect();
+        return match flags {
+            Some(flags) if flags.len() == layers => Ok(flags
+                .into_iter()
+                .map(|sliding| width.filter(|_| sliding))
+                .collect()),
+            _ => Err(keys.bad(
+                PATTERN,
+                &format!("{layers} flags"),
+                format!("a list of {}", list.len()),
+            )),
+        };
+    }
+    match rule {
+        Windows::Always { absent } => Ok(vec![width.or(absent.filter(|_| !zero)); layers]),
+        Windows::AllBut { every, absent } => {
+            let every = keys.size(PATTERN)?.unwrap_or(every);
+            Ok(windows::all_but(
+                every,
+                width.or((!zero).then_some(absent)),
+                layers,
+            ))
+        }
+        Windows::Never | Windows::Flagged => match width {
+            None => Ok(vec![None; layers]),
+            Some(width) => Err(ModelError::unsupported(
+                keys.checkpoint.path(),
+                keys.name(KEY),
+                "no window",
+                width.to_string(),
+                CANNOT,
+            )),
+        },
+    }
+}
+
+/// A key holds an f32; the number that was written in the original config is its shortest decimal.
+pub(super) fn shortest(eps: f64) -> f64 {
     (eps as f32).to_string().parse().unwrap_or(eps)
 }
 
-fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Rope, ModelError> {
-    let theta = keys.number("rope.freq_base")?.unwrap_or(10000.0);
+fn rope(keys: &Keys<'_>, theta: f64, rotary: usize) -> Result<Rope, ModelError> {
+    let theta = keys.number("rope.freq_base")?.unwrap_or(theta);
     let path = keys.checkpoint.path();
     let kind = keys.meta.text(&keys.name("rope.scaling.type"));
     let factor = match keys.number("rope.scaling.factor")? {
@@ -154,8 +241,8 @@ fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Rope, ModelError> {
     let Some(info) = keys.checkpoint.tensor_info(ROPE_TABLE) else {
         return Ok(Rope { theta, scaling });
     };
-    if info.dims != [head_dim / 2] || scaling != RopeScaling::None {
-        let expected = format!("[{}] divisors and no other scaling", head_dim / 2);
+    if info.dims != [rotary / 2] || scaling != RopeScaling::None {
+        let expected = format!("[{}] divisors and no other scaling", rotary / 2);
         let found = format!("{:?}, scaling {}", info.dims, kind.unwrap_or("absent"));
         return Err(ModelError::tensor(path, ROPE_TABLE, expected, found, FIX));
     }
@@ -179,7 +266,8 @@ fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Rope, ModelError> {
     })
 }
 
-struct Keys<'a> {
+/// Metadata under the keys of one architecture.
+pub struct Keys<'a> {
     checkpoint: &'a Checkpoint,
     meta: &'a GgufMetadata,
     architecture: &'a str,
@@ -220,7 +308,7 @@ impl Keys<'_> {
         self.size(key)?.ok_or_else(nothing)
     }
 
-    fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
+    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
         let Some(value) = self.meta.get(&self.name(key)) else {
             return Ok(None);
         };
@@ -252,7 +340,7 @@ mod tests {
             meta,
             architecture: "x",
         };
-        rope(&keys, 8).map(|r| r.scaling)
+        rope(&keys, 10000.0, 8).map(|r| r.scaling)
     }
 
     #[test]

@@ -1,21 +1,18 @@
 //! `config.json`, as several years of the library have written it: sizes that may be absent or null, rotary
 //! settings at the top, in `rope_scaling` or in `rope_parameters`, tie flags that contradict the tensors.
 
-use std::path::Path;
-
 use serde_json::{Map, Value};
 
-use super::rope::ROPE_TYPES;
-use super::{activation, DecoderConfig, Dialect, Fields, Rope, RopeScaling, Rule};
+use super::{activation, rope, windows, DecoderConfig, Dialect, Facts, Fields, QkNorm, Rule};
 use crate::checkpoint::Checkpoint;
 use crate::ModelError;
 
 const CANNOT: &str = "this version cannot run the model";
 const POSITIONS: usize = 2048;
-const Q_NORM: &str = "model.layers.0.self_attn.q_norm.weight";
 const FIX: &str = "correct the file or get it again";
 
-/// Flags that change the numbers and must be off (absent, null, false, or 1 for multipliers).
+/// Flags that change the numbers and must be off (absent, null, false, or 1 for multipliers) where a family does not
+/// read them itself.
 const MUST_BE_OFF: &[&str] = &[
     "quantization_config",
     "attn_logit_softcapping",
@@ -25,6 +22,8 @@ const MUST_BE_OFF: &[&str] = &[
     "attention_multiplier",
     "logits_scaling",
     "partial_rotary_factor",
+    "use_bidirectional_attention",
+    "clip_qkv",
 ];
 
 pub(super) fn read(
@@ -39,19 +38,23 @@ pub(super) fn read(
         map,
     };
     let mut notes = Vec::new();
-    refuse_foreign_facts(&fields)?;
+    refuse_foreign_facts(&fields, dialect)?;
 
     let size = |name: &str| fields.size(name);
     let must = |name: &str| fields.required(name, "a whole number of at least 1", size(name)?);
     let hidden_size = must("hidden_size")?;
     let heads = must("num_attention_heads")?;
+    let layers = super::check_layers(&path, must("num_hidden_layers")?)?;
     let head_dim = match size("head_dim")? {
         Some(d) => d,
-        None => match (normed_width(checkpoint, dialect), hidden_size % heads) {
-            (Some(width), _) => {
-                notes.push(format!(
-                    "head_dim is absent: {width}, the width of {Q_NORM}"
-                ));
+        None => match (
+            stored_width(checkpoint, dialect, heads),
+            hidden_size % heads,
+        ) {
+            (Some((width, tensor)), share) => {
+                if share != 0 || width != hidden_size / heads {
+                    notes.push(format!("head_dim is absent: {width}, from {tensor}"));
+                }
                 width
             }
             (None, 0) => hidden_size / heads,
@@ -66,6 +69,18 @@ pub(super) fn read(
             }
         },
     };
+    let kv_heads = match size("num_key_value_heads")? {
+        Some(n) => n,
+        None => {
+            let n = stored_kv_heads(checkpoint, dialect, heads, head_dim).unwrap_or(heads);
+            if n != heads {
+                notes.push(format!(
+                    "num_key_value_heads is absent: {n}, from the tensors"
+                ));
+            }
+            n
+        }
+    };
     let max_positions = size("max_position_embeddings")?.unwrap_or_else(|| {
         notes.push(format!(
             "max_position_embeddings is absent: {POSITIONS} assumed"
@@ -73,14 +88,15 @@ pub(super) fn read(
         POSITIONS
     });
     let rms_norm_eps = fields.positive("rms_norm_eps")?.unwrap_or_else(|| {
-        notes.push("rms_norm_eps is absent: 1e-6 assumed".into());
-        1e-6
+        notes.push(format!("rms_norm_eps is absent: {:e} assumed", dialect.eps));
+        dialect.eps
     });
-    let act = match fields.text("hidden_act")? {
-        Some(name) => activation(&path, "hidden_act", name)?,
+    let (act_field, act) = dialect.act;
+    let act = match fields.text(act_field)? {
+        Some(name) => activation(&path, act_field, name)?,
         None => {
-            notes.push("hidden_act is absent: silu assumed".into());
-            "silu"
+            notes.push(format!("{act_field} is absent: {act} assumed"));
+            act
         }
     };
     let rule = |rule: Rule| match rule {
@@ -104,40 +120,87 @@ pub(super) fn read(
     eos.sort_unstable();
     eos.dedup();
 
-    Ok(DecoderConfig {
+    let (rope, local_rope) = rope::from_json(&fields, dialect, max_positions, &mut notes)?;
+    let windows = windows::from_json(&fields, dialect.windows, layers)?;
+    let mut config = DecoderConfig {
         model_type: dialect.model_type.into(),
+        root: dialect.root,
         vocab_size: must("vocab_size")?,
         hidden_size,
         intermediate_size: must("intermediate_size")?,
-        layers: must("num_hidden_layers")?,
+        layers,
         heads,
-        kv_heads: size("num_key_value_heads")?.unwrap_or(heads),
+        kv_heads,
         head_dim,
+        rotary: match dialect.partial_rotary {
+            // Rounded down, as the library does it.
+            Some(absent) => (head_dim as f64 * rope::partial(&fields)?.unwrap_or(absent)) as usize,
+            None => head_dim,
+        },
         rms_norm_eps,
+        norms: dialect.norms,
+        norm_offset: dialect.norm_offset,
         act,
         qkv_bias: rule(dialect.qkv_bias)?,
         o_bias: rule(dialect.o_bias)?,
         mlp_bias: rule(dialect.mlp_bias)?,
         qk_norm: dialect.qk_norm,
+        fused: dialect.fused,
         tied_head,
-        rope: rope(&fields, max_positions, &mut notes)?,
+        rope,
+        local_rope: local_rope.filter(|_| windows.iter().any(Option::is_some)),
+        windows,
+        attention_scale: None,
+        attention_softcap: None,
+        embedding_scale: 1.0,
+        residual_scale: 1.0,
+        logits_divisor: 1.0,
+        logits_softcap: None,
         max_positions,
         bos: fields.ids("bos_token_id")?.first().copied(),
         eos,
         notes,
-    })
+    };
+    (dialect.facts)(&Facts::Json(fields), &mut config)?;
+    Ok(config)
 }
 
-/// Where q and k are normed per head, the width of a head is that of the norm: those families default to a fixed
-/// `head_dim`, not to a share of the stream.
-fn normed_width(checkpoint: &Checkpoint, dialect: &Dialect) -> Option<usize> {
-    if !dialect.qk_norm {
-        return None;
+/// The width of a head as the tensors have it. Families default to a width of their own where `head_dim` is absent,
+/// not to a share of the stream.
+fn stored_width(
+    checkpoint: &Checkpoint,
+    dialect: &Dialect,
+    heads: usize,
+) -> Option<(usize, String)> {
+    let rows = |name: &str| {
+        let tensor = format!("{}.layers.0.self_attn.{name}.weight", dialect.root);
+        let rows = *checkpoint.tensor_info(&tensor)?.dims.first()?;
+        Some((rows, tensor))
+    };
+    if dialect.qk_norm == QkNorm::Head {
+        if let Some(found) = rows("q_norm").filter(|(n, _)| *n > 0) {
+            return Some(found);
+        }
     }
-    match checkpoint.tensor_info(Q_NORM)?.dims[..] {
-        [width] if width > 0 => Some(width),
-        _ => None,
-    }
+    let (n, tensor) = rows("q_proj")?;
+    (n > 0 && n % heads == 0).then_some((n / heads, tensor))
+}
+
+fn stored_kv_heads(
+    checkpoint: &Checkpoint,
+    dialect: &Dialect,
+    heads: usize,
+    head_dim: usize,
+) -> Option<usize> {
+    let rows = |name: &str| {
+        let tensor = format!("{}.layers.0.self_attn.{name}.weight", dialect.root);
+        checkpoint.tensor_info(&tensor)?.dims.first().copied()
+    };
+    let kv = match dialect.fused {
+        true => rows("qkv_proj")?.checked_sub(heads * head_dim)? / 2,
+        false => rows("k_proj")?,
+    };
+    (kv > 0 && kv.is_multiple_of(head_dim)).then_some(kv / head_dim)
 }
 
 /// A present `lm_head.weight` decides, whatever the flag says; absent ones are tied.
@@ -159,8 +222,8 @@ fn tied(checkpoint: &Checkpoint, flag: Option<bool>, notes: &mut Vec<String>) ->
     !present
 }
 
-fn refuse_foreign_facts(fields: &Fields<'_>) -> Result<(), ModelError> {
-    for name in MUST_BE_OFF {
+fn refuse_foreign_facts(fields: &Fields<'_>, dialect: &Dialect) -> Result<(), ModelError> {
+    for name in MUST_BE_OFF.iter().filter(|n| !dialect.reads.contains(n)) {
         let off = match fields.get(name) {
             None | Some(Value::Bool(false)) => true,
             Some(v) => v.as_f64() == Some(1.0),
@@ -177,183 +240,20 @@ fn refuse_foreign_facts(fields: &Fields<'_>) -> Result<(), ModelError> {
             ));
         }
     }
-    refuse_windows(fields)
-}
-
-/// Kinds of layers given one by one decide. Without them a window that is on reaches the layers from
-/// `max_window_layers` upwards.
-fn refuse_windows(fields: &Fields<'_>) -> Result<(), ModelError> {
-    let layers = fields.size("num_hidden_layers")?.unwrap_or(0);
-    let windows = fields.flag("use_sliding_window")?.unwrap_or(false);
-    if let Some(kinds) = fields.get("layer_types") {
-        let each = kinds.as_array().map(Vec::as_slice).unwrap_or(&[]);
-        if let Some(kind) = each.iter().find(|k| k.as_str() != Some("full_attention")) {
-            return Err(ModelError::unsupported(
-                fields.path,
-                "layer_types",
-                "full_attention in every layer",
-                kind.to_string().trim_matches('"'),
-                CANNOT,
-            ));
-        }
-        if each.len() < layers {
-            return Err(ModelError::malformed(
-                fields.path,
-                "layer_types",
-                format!("a list with a kind for each of the {layers} layers"),
-                kinds.to_string(),
-                FIX,
-            ));
-        }
-    } else if windows {
-        let below = fields.get("max_window_layers").and_then(Value::as_u64);
-        if below.is_none_or(|n| n < layers as u64) {
-            return Err(ModelError::unsupported(
-                fields.path,
-                "use_sliding_window",
-                format!("it absent, null or false, or max_window_layers of at least {layers}"),
-                "true",
-                CANNOT,
-            ));
-        }
-    }
     Ok(())
-}
-
-fn rope(
-    fields: &Fields<'_>,
-    max_positions: usize,
-    notes: &mut Vec<String>,
-) -> Result<Rope, ModelError> {
-    let mut settings = fields.object("rope_parameters")?;
-    if let Some(outer) = &settings {
-        // One block for each kind of layer; only full attention gets this far.
-        if let Some(inner) = outer.object("full_attention")? {
-            settings = Some(inner);
-        }
-    }
-    let older = fields.object("rope_scaling")?.filter(|s| !s.map.is_empty());
-    let (Some(newer), Some(older)) = (&settings, &older) else {
-        let settings = settings.or(older);
-        return rope_of(fields, settings.as_ref(), max_positions, notes);
-    };
-    // The library reads the older block where there are both, and forgets what only the newer one says, the base
-    // too. Whoever added one by hand may have wanted either.
-    let rope = rope_of(fields, Some(newer), max_positions, notes)?;
-    let other = rope_of(fields, Some(older), max_positions, &mut Vec::new())?;
-    if rope != other {
-        return Err(ModelError::malformed(
-            fields.path,
-            "rope_scaling",
-            "it absent, or the same as rope_parameters",
-            serde_json::to_string(older.map).unwrap_or_default(),
-            "keep one of the two blocks",
-        ));
-    }
-    Ok(rope)
-}
-
-fn rope_of(
-    fields: &Fields<'_>,
-    settings: Option<&Fields<'_>>,
-    max_positions: usize,
-    notes: &mut Vec<String>,
-) -> Result<Rope, ModelError> {
-    let inner = |name: &str| match &settings {
-        Some(s) => s.positive(name),
-        None => Ok(None),
-    };
-    let theta = match inner("rope_theta")? {
-        Some(t) => t,
-        None => fields.positive("rope_theta")?.unwrap_or_else(|| {
-            notes.push("rope_theta is absent: 10000 assumed".into());
-            10000.0
-        }),
-    };
-    let Some(settings) = settings else {
-        return Ok(Rope {
-            theta,
-            scaling: RopeScaling::None,
-        });
-    };
-    if let Some(part) = settings
-        .positive("partial_rotary_factor")?
-        .filter(|p| *p != 1.0)
-    {
-        let item = format!("{}partial_rotary_factor", settings.prefix);
-        let found = part.to_string();
-        return Err(ModelError::unsupported(
-            fields.path,
-            item,
-            "1",
-            found,
-            CANNOT,
-        ));
-    }
-    let kind = match settings.text("rope_type")? {
-        Some(kind) => kind,
-        None => settings.text("type")?.unwrap_or("default"),
-    };
-    let must = |name: &str| {
-        let value = settings.positive(name)?;
-        settings.required(name, "a positive number", value)
-    };
-    let scaling = match kind {
-        "default" => RopeScaling::None,
-        "linear" => RopeScaling::Linear {
-            factor: must("factor")?,
-        },
-        "llama3" => {
-            let original = match settings.positive("original_max_position_embeddings")? {
-                Some(n) => Some(n),
-                None => fields.positive("original_max_position_embeddings")?,
-            };
-            let original = original.unwrap_or_else(|| {
-                notes.push(format!(
-                    "original_max_position_embeddings is absent: {max_positions} assumed"
-                ));
-                max_positions as f64
-            });
-            let (low, high) = (must("low_freq_factor")?, must("high_freq_factor")?);
-            if low >= high {
-                return Err(ModelError::malformed(
-                    fields.path,
-                    format!("{}low_freq_factor", settings.prefix),
-                    format!("a number below high_freq_factor {high}"),
-                    low.to_string(),
-                    FIX,
-                ));
-            }
-            RopeScaling::Llama3 {
-                factor: must("factor")?,
-                low,
-                high,
-                original,
-            }
-        }
-        other => return Err(refused_rope(fields.path, &settings.prefix, other)),
-    };
-    Ok(Rope { theta, scaling })
-}
-
-fn refused_rope(path: &Path, prefix: &str, kind: &str) -> ModelError {
-    ModelError::unsupported(path, format!("{prefix}rope_type"), ROPE_TYPES, kind, CANNOT)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{RopeScaling, Windows};
     use super::*;
     use serde_json::json;
 
+    const Q_NORM: &str = "model.layers.0.self_attn.q_norm.weight";
     const QWEN2: Dialect = Dialect {
-        model_type: "qwen2",
-        gguf_architecture: None,
-        class: "Qwen2",
         qkv_bias: Rule::Yes,
-        o_bias: Rule::No,
-        mlp_bias: Rule::No,
-        qk_norm: false,
-        gguf_permuted_qk: false,
+        windows: Windows::Flagged,
+        ..Dialect::plain("qwen2", "Qwen2")
     };
 
     /// Reads a small config of 2 layers with these fields set (null: taken out) beside a checkpoint whose query
@@ -386,28 +286,61 @@ mod tests {
         ] {
             assert!(config(fine.clone(), &QWEN2).is_ok(), "{fine}");
         }
-        for (windowed, item) in [
-            (json!({"use_sliding_window": true}), "use_sliding_window"),
-            (
-                json!({"use_sliding_window": true, "max_window_layers": 1}),
-                "use_sliding_window",
-            ),
-            (
-                json!({"layer_types": ["full_attention", "sliding_attention"]}),
-                "layer_types",
-            ),
+        let with = |changes: Value| config(changes, &QWEN2).map(|c| c.windows);
+        let flag = json!({"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 1});
+        assert_eq!(with(flag).unwrap(), [None, Some(8)]);
+        let mixed = json!(["full_attention", "sliding_attention"]);
+        let kinds = json!({"layer_types": mixed, "sliding_window": 8});
+        assert_eq!(with(kinds).unwrap(), [None, Some(8)]);
+        for (wrong, item) in [
             (json!({"layer_types": ["full_attention"]}), "layer_types"),
             (json!({"layer_types": "full_attention"}), "layer_types"),
+            (
+                json!({"layer_types": ["full_attention", "chunked_attention"]}),
+                "chunked_attention",
+            ),
         ] {
-            let message = config(windowed.clone(), &QWEN2).unwrap_err().to_string();
+            let message = with(wrong.clone()).unwrap_err().to_string();
+            assert!(message.contains(item), "{wrong}: {message}");
+        }
+        let never = Dialect::plain("x", "X");
+        for (windowed, item) in [
+            (json!({"use_sliding_window": true}), "use_sliding_window"),
+            (json!({"layer_types": mixed}), "layer_types"),
+        ] {
+            let message = config(windowed.clone(), &never).unwrap_err().to_string();
             assert!(message.contains(item), "{windowed}: {message}");
         }
     }
 
     #[test]
+    fn absent_and_null_windows_differ() {
+        let all = |absent| Dialect {
+            windows: Windows::Always { absent },
+            ..QWEN2
+        };
+        for (changes, absent, want) in [
+            (json!({}), Some(16), Some(16)),
+            (json!({}), None, None),
+            (json!({"sliding_window": 4}), None, Some(4)),
+        ] {
+            let c = config(changes, &all(absent)).unwrap();
+            assert_eq!(c.windows, [want; 2]);
+        }
+        let fields = json!({"sliding_window": null});
+        let fields = Fields {
+            path: std::path::Path::new("config.json"),
+            prefix: String::new(),
+            map: fields.as_object().unwrap(),
+        };
+        let rule = Windows::Always { absent: Some(16) };
+        assert_eq!(windows::from_json(&fields, rule, 1).unwrap(), [None]);
+    }
+
+    #[test]
     fn an_absent_head_width_is_that_of_the_head_norms() {
         let normed = Dialect {
-            qk_norm: true,
+            qk_norm: QkNorm::Head,
             ..QWEN2
         };
         let c = config(json!({}), &normed).unwrap();

@@ -1,59 +1,39 @@
 //! The typed configuration of a decoder, from `config.json` or from GGUF metadata.
 //!
-//! What a family decides (which projections carry a bias, whether q and k are normed) comes in as a [`Dialect`];
-//! what a checkpoint decides is read here, once. A fact that this version cannot compute is refused by name, never
-//! ignored: a soft cap or a window that is not applied gives wrong numbers, not slow ones.
+//! What a family decides (which projections carry a bias, where its norms stand) comes in as a [`Dialect`]; what a
+//! checkpoint decides is read here, once. A fact that this version cannot compute is refused by name, never ignored:
+//! a soft cap or a window that is not applied gives wrong numbers, not slow ones.
 
 use std::path::Path;
 
+mod dialect;
+mod facts;
 mod fields;
 mod from_gguf;
 mod from_json;
 mod rope;
+mod windows;
 
+pub use dialect::{Dialect, Norms, QkNorm, Rule, Windows};
+pub use facts::Facts;
 pub(crate) use fields::Fields;
 pub use rope::{Rope, RopeScaling};
+
+use serde_json::{Map, Value};
 
 use crate::checkpoint::{Checkpoint, Metadata};
 use crate::ModelError;
 
-/// Where a yes-or-no fact of a family comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
-    /// Always.
-    Yes,
-    /// Never.
-    No,
-    /// This flag of `config.json`, false when absent; in a GGUF, whether the tensors are there.
-    Field(&'static str),
-}
-
-/// What tells one decoder family from another.
-#[derive(Clone, Copy, Debug)]
-pub struct Dialect {
-    /// `model_type` in `config.json`.
-    pub model_type: &'static str,
-    /// `general.architecture` in a GGUF; its keys and nothing else start with it.
-    pub gguf_architecture: Option<&'static str>,
-    /// Class name prefix of the published modules (`Llama`); never evidence, for people only.
-    pub class: &'static str,
-    /// Bias of the q, k and v projections.
-    pub qkv_bias: Rule,
-    /// Bias of the output projection.
-    pub o_bias: Rule,
-    /// Bias of the three FFN projections.
-    pub mlp_bias: Rule,
-    /// q and k are normed per head before rotation.
-    pub qk_norm: bool,
-    /// Whether a GGUF stores q and k rows permuted for rotation of adjacent pairs.
-    pub gguf_permuted_qk: bool,
-}
+/// Layers beyond this are no model but a damaged number.
+const MAX_LAYERS: usize = 10_000;
 
 /// Everything a decoder's tree and graph are built from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
     /// `model_type`.
     pub model_type: String,
+    /// Path of the module that holds embedding, layers and last norm.
+    pub root: &'static str,
     /// Rows of the embedding.
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -68,8 +48,14 @@ pub struct DecoderConfig {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// Channels of a head that turn with the position, the first ones.
+    pub rotary: usize,
     /// Epsilon of every norm.
     pub rms_norm_eps: f64,
+    /// Where the norms of a layer stand.
+    pub norms: Norms,
+    /// Stored norm weights are multiplied as `1 + w`. A GGUF holds the sum, so there it is never so.
+    pub norm_offset: bool,
     /// FFN activation, a word of the operations' vocabulary.
     pub act: &'static str,
     /// q, k and v have biases.
@@ -78,12 +64,30 @@ pub struct DecoderConfig {
     pub o_bias: bool,
     /// The FFN projections have one.
     pub mlp_bias: bool,
-    /// q and k are normed per head.
-    pub qk_norm: bool,
+    /// q and k are normed.
+    pub qk_norm: QkNorm,
+    /// q, k, v are rows of one parameter, gate and up of another.
+    pub fused: bool,
     /// The output head reads the embedding.
     pub tied_head: bool,
     /// Rotary encoding.
     pub rope: Rope,
+    /// Rotary encoding of the layers with a window, where it is another one.
+    pub local_rope: Option<Rope>,
+    /// For each layer, how many positions a query sees; `None` is all before it.
+    pub windows: Vec<Option<usize>>,
+    /// Factor of the attention scores, where it is not `head_dim^-0.5`.
+    pub attention_scale: Option<f64>,
+    /// Soft cap of the attention scores.
+    pub attention_softcap: Option<f64>,
+    /// Factor of the embedding.
+    pub embedding_scale: f64,
+    /// Factor of what a layer's two halves add to the stream.
+    pub residual_scale: f64,
+    /// Divisor of the scores over the vocabulary.
+    pub logits_divisor: f64,
+    /// Soft cap of the scores over the vocabulary.
+    pub logits_softcap: Option<f64>,
     /// Positions the model was made for.
     pub max_positions: usize,
     /// First token, where one is declared.
@@ -97,20 +101,33 @@ pub struct DecoderConfig {
 impl DecoderConfig {
     /// Reads and checks the configuration of a checkpoint.
     pub fn read(checkpoint: &Checkpoint, dialect: &Dialect) -> Result<Self, ModelError> {
-        let mut config = match checkpoint.metadata() {
+        let config = match checkpoint.metadata() {
             Metadata::Config(map) => from_json::read(checkpoint, map, dialect)?,
             Metadata::Gguf(meta) => from_gguf::read(checkpoint, meta, dialect)?,
         };
-        config.check(&checkpoint.metadata_path())?;
-        let vocab = config.vocab_size;
+        config.checked(checkpoint)
+    }
+
+    /// As [`Self::read`], from an object inside `config.json` that describes the decoder of a larger model.
+    pub fn read_object(
+        checkpoint: &Checkpoint,
+        map: &Map<String, Value>,
+        dialect: &Dialect,
+    ) -> Result<Self, ModelError> {
+        from_json::read(checkpoint, map, dialect)?.checked(checkpoint)
+    }
+
+    fn checked(mut self, checkpoint: &Checkpoint) -> Result<Self, ModelError> {
+        self.check(&checkpoint.metadata_path())?;
+        let vocab = self.vocab_size;
         let inside = |id: &u32| (*id as usize) < vocab;
-        if !config.eos.iter().chain(&config.bos).all(inside) {
-            config.eos.retain(inside);
-            config.bos = config.bos.filter(inside);
+        if !self.eos.iter().chain(&self.bos).all(inside) {
+            self.eos.retain(inside);
+            self.bos = self.bos.filter(inside);
             let note = format!("bos or eos ids at or above the vocabulary size {vocab}: left out");
-            config.notes.push(note);
+            self.notes.push(note);
         }
-        Ok(config)
+        Ok(self)
     }
 
     /// A number of the configuration by its published name, for templates of bindings.
@@ -125,6 +142,63 @@ impl DecoderConfig {
             "head_dim" => self.head_dim,
             _ => return None,
         })
+    }
+
+    /// Path of the embedding.
+    pub(crate) fn embed(&self) -> String {
+        format!("{}.embed_tokens", self.root)
+    }
+
+    /// Path of the last norm.
+    pub(crate) fn final_norm(&self) -> String {
+        format!("{}.norm", self.root)
+    }
+
+    /// Path of a layer.
+    pub(crate) fn layer(&self, i: usize) -> String {
+        format!("{}.layers.{i}", self.root)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn for_tests() -> Self {
+        DecoderConfig {
+            model_type: "test".into(),
+            root: "model",
+            vocab_size: 8,
+            hidden_size: 8,
+            intermediate_size: 8,
+            layers: 1,
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 8,
+            rotary: 8,
+            rms_norm_eps: 1e-6,
+            norms: Norms::Before,
+            norm_offset: false,
+            act: "silu",
+            qkv_bias: false,
+            o_bias: false,
+            mlp_bias: false,
+            qk_norm: QkNorm::None,
+            fused: false,
+            tied_head: true,
+            rope: Rope {
+                theta: 10000.0,
+                scaling: RopeScaling::None,
+            },
+            local_rope: None,
+            windows: vec![None],
+            attention_scale: None,
+            attention_softcap: None,
+            embedding_scale: 1.0,
+            residual_scale: 1.0,
+            logits_divisor: 1.0,
+            logits_softcap: None,
+            max_positions: 16,
+            bos: None,
+            eos: Vec::new(),
+            notes: Vec::new(),
+        }
     }
 
     fn check(&self, path: &Path) -> Result<(), ModelError> {
@@ -149,8 +223,29 @@ impl DecoderConfig {
                 self.head_dim,
             );
         }
+        if self.rotary == 0 || !self.rotary.is_multiple_of(2) || self.rotary > self.head_dim {
+            let expected = format!(
+                "an even number of channels within head_dim {}",
+                self.head_dim
+            );
+            return bad("partial_rotary_factor", expected, self.rotary);
+        }
         Ok(())
     }
+}
+
+/// Refuses a damaged number before anything is made for each layer.
+fn check_layers(path: &Path, layers: usize) -> Result<usize, ModelError> {
+    if layers <= MAX_LAYERS {
+        return Ok(layers);
+    }
+    Err(ModelError::malformed(
+        path,
+        "number of layers",
+        format!("at most {MAX_LAYERS}"),
+        layers.to_string(),
+        "correct the file or get it again",
+    ))
 }
 
 /// Published activation names and the vocabulary's words for them.

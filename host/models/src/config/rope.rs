@@ -3,6 +3,13 @@
 //! Yarn, dynamic and longrope change with the length or scale the logits too; they are refused by name.
 
 use std::f64::consts::TAU;
+use std::path::Path;
+
+use super::{Dialect, Fields};
+use crate::ModelError;
+
+const CANNOT: &str = "this version cannot run the model";
+const FIX: &str = "correct the file or get it again";
 
 /// How the ladder `theta^(-2i/R)` is stretched.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,6 +80,184 @@ impl Rope {
             })
             .collect()
     }
+}
+
+/// The rotary encoding, and that of the layers with a window where the config or the family has another one. The
+/// settings stand at the top, in `rope_scaling` or in `rope_parameters`, there with one block for each kind of layer
+/// or a single one.
+pub(super) fn from_json(
+    fields: &Fields<'_>,
+    dialect: &Dialect,
+    max_positions: usize,
+    notes: &mut Vec<String>,
+) -> Result<(Rope, Option<Rope>), ModelError> {
+    let newer = fields.object("rope_parameters")?;
+    let inner = |kind: &str| match &newer {
+        Some(outer) => outer.object(kind),
+        None => Ok(None),
+    };
+    let (full, sliding) = (inner("full_attention")?, inner("sliding_attention")?);
+    let nested = full.is_some() || sliding.is_some();
+    let local = match (&sliding, dialect.local_theta) {
+        (Some(s), theta) => {
+            let reader = Reader {
+                fields,
+                theta: theta.unwrap_or(dialect.theta),
+                theta_name: "rope_local_base_freq",
+                partial: dialect.partial_rotary.is_some(),
+                max_positions,
+            };
+            Some(reader.read(Some(s), notes)?)
+        }
+        (None, Some(absent)) => Some(Rope {
+            theta: fields.positive("rope_local_base_freq")?.unwrap_or(absent),
+            scaling: RopeScaling::None,
+        }),
+        (None, None) => None,
+    };
+    let reader = Reader {
+        fields,
+        theta: dialect.theta,
+        theta_name: "rope_theta",
+        partial: dialect.partial_rotary.is_some(),
+        max_positions,
+    };
+    let settings = match nested {
+        true => full.or(sliding),
+        false => newer,
+    };
+    let older = fields.object("rope_scaling")?.filter(|s| !s.map.is_empty());
+    let rope = match (&settings, &older) {
+        (Some(newer), Some(older)) => {
+            // The library reads the older block where there are both, and forgets what only the newer one says, the
+            // base too. Whoever added one by hand may have wanted either.
+            let rope = reader.read(Some(newer), notes)?;
+            if rope != reader.read(Some(older), &mut Vec::new())? {
+                return Err(ModelError::malformed(
+                    fields.path,
+                    "rope_scaling",
+                    "it absent, or the same as rope_parameters",
+                    serde_json::to_string(older.map).unwrap_or_default(),
+                    "keep one of the two blocks",
+                ));
+            }
+            rope
+        }
+        (newer, older) => reader.read(newer.as_ref().or(older.as_ref()), notes)?,
+    };
+    Ok((rope, local))
+}
+
+/// Which part of a head's channels turns, where the config says it.
+pub(super) fn partial(fields: &Fields<'_>) -> Result<Option<f64>, ModelError> {
+    for block in ["rope_parameters", "rope_scaling"] {
+        if let Some(block) = fields.object(block)? {
+            if let Some(part) = block.positive("partial_rotary_factor")? {
+                return Ok(Some(part));
+            }
+        }
+    }
+    fields.positive("partial_rotary_factor")
+}
+
+struct Reader<'a> {
+    fields: &'a Fields<'a>,
+    /// Base when neither the block nor the top has one.
+    theta: f64,
+    theta_name: &'static str,
+    partial: bool,
+    max_positions: usize,
+}
+
+impl Reader<'_> {
+    fn read(
+        &self,
+        settings: Option<&Fields<'_>>,
+        notes: &mut Vec<String>,
+    ) -> Result<Rope, ModelError> {
+        let fields = self.fields;
+        let inner = |name: &str| match settings {
+            Some(s) => s.positive(name),
+            None => Ok(None),
+        };
+        let theta = match inner("rope_theta")? {
+            Some(t) => t,
+            None => fields.positive(self.theta_name)?.unwrap_or_else(|| {
+                notes.push(format!(
+                    "{} is absent: {} assumed",
+                    self.theta_name, self.theta
+                ));
+                self.theta
+            }),
+        };
+        let Some(settings) = settings else {
+            return Ok(Rope {
+                theta,
+                scaling: RopeScaling::None,
+            });
+        };
+        let part = settings.positive("partial_rotary_factor")?;
+        if let Some(part) = part.filter(|p| *p != 1.0 && !self.partial) {
+            let item = format!("{}partial_rotary_factor", settings.prefix);
+            let found = part.to_string();
+            return Err(ModelError::unsupported(
+                fields.path,
+                item,
+                "1",
+                found,
+                CANNOT,
+            ));
+        }
+        let kind = match settings.text("rope_type")? {
+            Some(kind) => kind,
+            None => settings.text("type")?.unwrap_or("default"),
+        };
+        let must = |name: &str| {
+            let value = settings.positive(name)?;
+            settings.required(name, "a positive number", value)
+        };
+        let scaling = match kind {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear {
+                factor: must("factor")?,
+            },
+            "llama3" => {
+                let original = match settings.positive("original_max_position_embeddings")? {
+                    Some(n) => Some(n),
+                    None => fields.positive("original_max_position_embeddings")?,
+                };
+                let original = original.unwrap_or_else(|| {
+                    notes.push(format!(
+                        "original_max_position_embeddings is absent: {} assumed",
+                        self.max_positions
+                    ));
+                    self.max_positions as f64
+                });
+                let (low, high) = (must("low_freq_factor")?, must("high_freq_factor")?);
+                if low >= high {
+                    return Err(ModelError::malformed(
+                        fields.path,
+                        format!("{}low_freq_factor", settings.prefix),
+                        format!("a number below high_freq_factor {high}"),
+                        low.to_string(),
+                        FIX,
+                    ));
+                }
+                RopeScaling::Llama3 {
+                    factor: must("factor")?,
+                    low,
+                    high,
+                    original,
+                }
+            }
+            other => return Err(refused(fields.path, &settings.prefix, other)),
+        };
+        Ok(Rope { theta, scaling })
+    }
+}
+
+fn refused(path: &Path, prefix: &str, kind: &str) -> ModelError {
+    ModelError::unsupported(path, format!("{prefix}rope_type"), ROPE_TYPES, kind, CANNOT)
 }
 
 #[cfg(test)]

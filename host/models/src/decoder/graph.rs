@@ -3,12 +3,11 @@
 //! Logits are made for all positions: the vocabulary has no slice in a graph, and teacher-forced workloads read all
 //! of them. A prefill pays for it (a fifth of SmolLM2's products), a decode step of one token does not.
 
-use structures_graph::{
-    AttrValue, Dim, Graph, GraphBuilder, Layout, OpKind, ParamRef, StateRegion, ValueId,
-};
+use structures_graph::{Graph, GraphBuilder, OpKind, ValueId};
 
-use super::{layer, EMBED, FINAL_NORM, HEAD};
-use crate::config::DecoderConfig;
+use super::weave::{dims, Score, Weave};
+use super::HEAD;
+use crate::config::{DecoderConfig, Norms, QkNorm};
 
 /// Inputs and outputs of the graph.
 pub const TOKENS: &str = "tokens";
@@ -17,242 +16,225 @@ pub const POSITIONS: &str = "positions";
 /// Scores over the vocabulary.
 pub const LOGITS: &str = "logits";
 
-pub(super) fn graph(c: &DecoderConfig) -> Graph {
-    let mut m = Maker {
-        b: GraphBuilder::new("decoder"),
-        c,
-        cos: ValueId(0),
-        sin: ValueId(0),
-    };
-    let tokens = m.b.input(TOKENS, dims(&["B", "T"], &[]));
-    let positions = m.b.input(POSITIONS, dims(&["T"], &[]));
-
-    let table = m.param(EMBED, "weight", &[c.vocab_size, c.hidden_size]);
-    let stream = m.stream();
-    let inputs = [Some(tokens), Some(table)];
-    let mut x =
-        m.b.op(OpKind::Embedding, EMBED, "out", &inputs, &[], stream);
-
-    let frequencies = c.rope.inv_freq(c.head_dim);
-    let frequencies = AttrValue::List(frequencies.into_iter().map(AttrValue::Float).collect());
-    let half = dims(&["T"], &[c.head_dim / 2]);
-    let tables = m.b.ops(
-        OpKind::RopeTable,
-        "model.rotary_emb",
-        &[Some(positions)],
-        &[("inv_freq", frequencies)],
-        vec![("cos", half.clone()), ("sin", half)],
-    );
-    (m.cos, m.sin) = (tables[0], tables[1]);
-
-    for i in 0..c.layers {
-        x = m.layer(&layer(i), x);
+pub(crate) fn graph(c: &DecoderConfig) -> Graph {
+    let mut m = Maker::new("decoder", c);
+    let tokens = m.w.b.input(TOKENS, dims(&["B", "T"], &[]));
+    let positions = m.w.b.input(POSITIONS, dims(&["T"], &[]));
+    let mut x = m.embedding(tokens);
+    let tables = m.tables(positions);
+    for (i, tables) in tables.into_iter().enumerate() {
+        x = m.layer(i, x, tables);
     }
-    let normed = m.norm(FINAL_NORM, x, c.hidden_size);
-    let head = match c.tied_head {
-        true => table,
-        false => m.param(HEAD, "weight", &[c.vocab_size, c.hidden_size]),
-    };
-    let scores = dims(&["B", "T"], &[c.vocab_size]);
-    let logits = m.b.op(
-        OpKind::Linear,
-        HEAD,
-        "out",
-        &[Some(normed), Some(head)],
-        &[],
-        scores,
-    );
-    m.b.output(LOGITS, logits);
-    m.b.finish()
+    m.head(x);
+    m.w.b.finish()
 }
 
-struct Maker<'a> {
-    b: GraphBuilder,
-    c: &'a DecoderConfig,
-    cos: ValueId,
-    sin: ValueId,
+/// Makes the parts of a decoder from its configuration.
+pub(crate) struct Maker<'a> {
+    pub(crate) w: Weave,
+    pub(crate) c: &'a DecoderConfig,
 }
 
-impl Maker<'_> {
-    fn layer(&mut self, at: &str, x: ValueId) -> ValueId {
-        let width = self.c.hidden_size;
-        let normed = self.norm(&format!("{at}.input_layernorm"), x, width);
-        let attended = self.attention(&format!("{at}.self_attn"), normed);
-        let stream = self.stream();
-        let inputs = [Some(x), Some(attended)];
-        let x = self
-            .b
-            .op(OpKind::Add, at, "attended", &inputs, &[], stream.clone());
-        let normed = self.norm(&format!("{at}.post_attention_layernorm"), x, width);
-        let fed = self.ffn(&format!("{at}.mlp"), normed);
-        self.b
-            .op(OpKind::Add, at, "out", &[Some(x), Some(fed)], &[], stream)
+impl<'a> Maker<'a> {
+    pub(crate) fn new(phase: &str, c: &'a DecoderConfig) -> Self {
+        Maker {
+            w: Weave {
+                b: GraphBuilder::new(phase),
+                eps: c.rms_norm_eps,
+                offset: c.norm_offset,
+            },
+            c,
+        }
     }
 
-    fn attention(&mut self, at: &str, x: ValueId) -> ValueId {
+    fn table(&mut self) -> ValueId {
+        let c = self.c;
+        let dims = [c.vocab_size, c.hidden_size];
+        self.w.param(&c.embed(), "weight", None, &dims)
+    }
+
+    pub(crate) fn embedding(&mut self, tokens: ValueId) -> ValueId {
+        let table = self.table();
+        let at = self.c.embed();
+        let by = self.c.embedding_scale;
+        let label = if by == 1.0 { "out" } else { "rows" };
+        let stream = dims(&["B", "T"], &[self.c.hidden_size]);
+        let rows = [tokens, table];
+        let x = self.w.op(OpKind::Embedding, &at, label, &rows, &[], stream);
+        self.w.scale(&at, "out", x, by)
+    }
+
+    /// Rotary tables for each layer; layers of one kind share theirs.
+    pub(crate) fn tables(&mut self, positions: ValueId) -> Vec<[ValueId; 2]> {
+        let c = self.c;
+        let at = format!("{}.rotary_emb", c.root);
+        let mut made: [Option<[ValueId; 2]>; 2] = [None, None];
+        let each = c.windows.iter().map(|window| {
+            let local = c.local_rope.as_ref().filter(|_| window.is_some());
+            let kind = usize::from(local.is_some());
+            *made[kind].get_or_insert_with(|| {
+                let frequencies = local.unwrap_or(&c.rope).inv_freq(c.rotary);
+                self.w.rope_tables(&at, positions, frequencies)
+            })
+        });
+        each.collect()
+    }
+
+    pub(crate) fn layer(&mut self, i: usize, x: ValueId, tables: [ValueId; 2]) -> ValueId {
+        let c = self.c;
+        let at = c.layer(i);
+        let score = Score {
+            scale: c.attention_scale,
+            window: c.windows.get(i).copied().flatten(),
+            softcap: c.attention_softcap,
+        };
+        let [before, after] = attention_norms(c.norms);
+        let normed = self.maybe_norm(&at, before, x);
+        let y = self.attention(&format!("{at}.self_attn"), normed, tables, score);
+        let y = self.maybe_norm(&at, after, y);
+        let y = self.w.scale(&at, "attention_scaled", y, c.residual_scale);
+        let x = self.w.add(&at, "attended", x, y);
+        let [before, after] = ffn_norms(c.norms);
+        let normed = self.maybe_norm(&at, before, x);
+        let y = self.ffn(&format!("{at}.mlp"), normed, c.intermediate_size);
+        let y = self.maybe_norm(&at, after, y);
+        let y = self.w.scale(&at, "ffn_scaled", y, c.residual_scale);
+        self.w.add(&at, "out", x, y)
+    }
+
+    fn maybe_norm(&mut self, at: &str, name: Option<&str>, x: ValueId) -> ValueId {
+        match name {
+            Some(name) => self.w.norm(&format!("{at}.{name}"), x, self.c.hidden_size),
+            None => x,
+        }
+    }
+
+    fn attention(&mut self, at: &str, x: ValueId, tables: [ValueId; 2], score: Score) -> ValueId {
         let c = self.c;
         let (h, kv, d) = (c.heads, c.kv_heads, c.head_dim);
-        let q = self.heads(at, "q", x, h, true);
-        let k = self.heads(at, "k", x, kv, true);
-        let v = self.heads(at, "v", x, kv, false);
-        let k = self.append(at, "k", k);
-        let v = self.append(at, "v", v);
-        let causal = [("causal", AttrValue::Flag(true))];
-        let inputs = [Some(q), Some(k), Some(v)];
-        let shape = dims(&["B", "T"], &[h, d]);
-        let out = self
-            .b
-            .op(OpKind::Attention, at, "attention", &inputs, &causal, shape);
-        let out = self.reshape(at, "merged", out, dims(&["B", "T"], &[h * d]));
-        self.linear(&format!("{at}.o_proj"), out, h * d, c.hidden_size, c.o_bias)
+        let q = self.heads(at, "q", x, (0, h), Some(tables));
+        let k = self.heads(at, "k", x, (h, kv), Some(tables));
+        let v = self.heads(at, "v", x, (h + kv, kv), None);
+        let out = self.w.attention(at, [q, k, v], [h, kv, d], score);
+        let merged = dims(&["B", "T"], &[h * d]);
+        let out = self.w.reshape(at, "merged", out, merged);
+        let at = format!("{at}.o_proj");
+        self.w
+            .linear(&at, "out", out, None, [h * d, c.hidden_size], c.o_bias)
     }
 
-    /// One of q, k, v as `[B, heads, T, D]`, normed and turned where it is.
-    fn heads(&mut self, at: &str, side: &str, x: ValueId, heads: usize, turned: bool) -> ValueId {
+    /// One of q, k, v as `[B, T, heads, D]`, normed and turned where it is. `from` heads are before it where all three
+    /// are one parameter.
+    fn heads(
+        &mut self,
+        at: &str,
+        side: &str,
+        x: ValueId,
+        (from, heads): (usize, usize),
+        tables: Option<[ValueId; 2]>,
+    ) -> ValueId {
         let c = self.c;
         let d = c.head_dim;
-        let module = format!("{at}.{side}_proj");
-        let mut y = self.linear(&module, x, c.hidden_size, heads * d, c.qkv_bias);
-        let split = dims(&["B", "T"], &[heads, d]);
-        y = self.reshape(at, &format!("{side}_heads"), y, split.clone());
-        if turned {
-            if c.qk_norm {
-                y = self.norm(&format!("{at}.{side}_norm"), y, d);
+        let sizes = [c.hidden_size, heads * d];
+        let mut y = match c.fused {
+            true => {
+                let rows = Some((from * d, (from + heads) * d));
+                let at = format!("{at}.qkv_proj");
+                self.w.linear(&at, side, x, rows, sizes, c.qkv_bias)
             }
-            let inputs = [Some(y), Some(self.cos), Some(self.sin)];
-            y = self.b.op(
-                OpKind::Rope,
-                at,
-                &format!("{side}_rope"),
-                &inputs,
-                &[],
-                split,
-            );
-        }
-        let perm = [0, 2, 1, 3].map(AttrValue::Int).to_vec();
-        let attrs = [("perm", AttrValue::List(perm))];
-        let label = format!("{side}_first");
-        let shape = vec![symbol("B"), Dim::Size(heads), symbol("T"), Dim::Size(d)];
-        self.b
-            .op(OpKind::Transpose, at, &label, &[Some(y)], &attrs, shape)
+            false => {
+                let at = format!("{at}.{side}_proj");
+                self.w.linear(&at, "out", x, None, sizes, c.qkv_bias)
+            }
+        };
+        let split = dims(&["B", "T"], &[heads, d]);
+        y = self.w.reshape(at, &format!("{side}_heads"), y, split);
+        let Some(tables) = tables else { return y };
+        let norm = format!("{at}.{side}_norm");
+        y = match c.qk_norm {
+            QkNorm::None => y,
+            QkNorm::Head => self.w.norm(&norm, y, d),
+            QkNorm::Whole => self.w.rms_norm(&norm, y, heads * d, 2, c.norm_offset),
+        };
+        self.w
+            .rope(at, &format!("{side}_rope"), y, tables, c.rotary)
     }
 
-    fn append(&mut self, at: &str, side: &str, x: ValueId) -> ValueId {
-        let (heads, width) = (self.c.kv_heads, self.c.head_dim);
-        let region = self.b.state(StateRegion {
-            name: format!("{at}.{side}"),
-            heads,
-            width,
-        });
-        let shape = vec![symbol("B"), Dim::Size(heads), symbol("S"), Dim::Size(width)];
-        let inputs = [Some(x), Some(region)];
-        self.b.op(
-            OpKind::KvAppend,
-            at,
-            &format!("{side}_all"),
-            &inputs,
-            &[],
-            shape,
-        )
-    }
-
-    fn ffn(&mut self, at: &str, x: ValueId) -> ValueId {
+    pub(crate) fn ffn(&mut self, at: &str, x: ValueId, inner: usize) -> ValueId {
         let c = self.c;
-        let (d, f, bias) = (c.hidden_size, c.intermediate_size, c.mlp_bias);
-        let gate = self.linear(&format!("{at}.gate_proj"), x, d, f, bias);
-        let wide = dims(&["B", "T"], &[f]);
-        let module = format!("{at}.act_fn");
-        let kind = [("kind", AttrValue::Word(c.act.into()))];
-        let act = self.b.op(
-            OpKind::Act,
-            &module,
-            "out",
-            &[Some(gate)],
-            &kind,
-            wide.clone(),
-        );
-        let up = self.linear(&format!("{at}.up_proj"), x, d, f, bias);
-        let gated = self
-            .b
-            .op(OpKind::Mul, at, "gated", &[Some(act), Some(up)], &[], wide);
-        self.linear(&format!("{at}.down_proj"), gated, f, d, bias)
+        let (d, f, bias) = (c.hidden_size, inner, c.mlp_bias);
+        let module = |name: &str| format!("{at}.{name}");
+        let (gate, up) = match c.fused {
+            true => {
+                let at = module("gate_up_proj");
+                let gate = Some((0, f));
+                let gate = self.w.linear(&at, "gate", x, gate, [d, f], bias);
+                let up = Some((f, 2 * f));
+                (gate, self.w.linear(&at, "up", x, up, [d, f], bias))
+            }
+            false => {
+                let gate = module("gate_proj");
+                let gate = self.w.linear(&gate, "out", x, None, [d, f], bias);
+                let up = module("up_proj");
+                (gate, self.w.linear(&up, "out", x, None, [d, f], bias))
+            }
+        };
+        let act = module(act_module(c.fused));
+        let act = self.w.act(&act, "out", gate, c.act);
+        let gated = self.w.mul(at, "gated", act, up);
+        let down = module("down_proj");
+        self.w.linear(&down, "out", gated, None, [f, d], bias)
     }
 
-    fn linear(&mut self, at: &str, x: ValueId, input: usize, out: usize, bias: bool) -> ValueId {
-        let w = self.param(at, "weight", &[out, input]);
-        let shape = dims(&["B", "T"], &[out]);
-        let label = if bias { "product" } else { "out" };
-        let y = self.b.op(
-            OpKind::Linear,
-            at,
-            label,
-            &[Some(x), Some(w)],
-            &[],
-            shape.clone(),
-        );
-        if !bias {
-            return y;
+    /// The last norm and the scores.
+    pub(crate) fn head(&mut self, x: ValueId) {
+        let c = self.c;
+        let normed = self.w.norm(&c.final_norm(), x, c.hidden_size);
+        let head = match c.tied_head {
+            true => self.table(),
+            false => {
+                let dims = [c.vocab_size, c.hidden_size];
+                self.w.param(HEAD, "weight", None, &dims)
+            }
+        };
+        let scores = dims(&["B", "T"], &[c.vocab_size]);
+        let rows = [normed, head];
+        let mut y = self.w.op(OpKind::Linear, HEAD, "out", &rows, &[], scores);
+        y = self.w.scale("", "logits_scaled", y, 1.0 / c.logits_divisor);
+        if let Some(cap) = c.logits_softcap {
+            y = self.w.scale("", "logits_over_cap", y, 1.0 / cap);
+            y = self.w.act("", "logits_bent", y, "tanh");
+            y = self.w.scale("", "logits_capped", y, cap);
         }
-        let b = self.param(at, "bias", &[out]);
-        self.b
-            .op(OpKind::Bias, at, "out", &[Some(y), Some(b)], &[], shape)
-    }
-
-    fn norm(&mut self, at: &str, x: ValueId, width: usize) -> ValueId {
-        let w = self.param(at, "weight", &[width]);
-        let attrs = [
-            ("eps", AttrValue::Float(self.c.rms_norm_eps)),
-            ("weight", AttrValue::Word("direct".into())),
-        ];
-        let shape = self.b.dims(x).to_vec();
-        self.b.op(
-            OpKind::RmsNorm,
-            at,
-            "out",
-            &[Some(x), Some(w)],
-            &attrs,
-            shape,
-        )
-    }
-
-    fn reshape(&mut self, at: &str, label: &str, x: ValueId, shape: Vec<Dim>) -> ValueId {
-        let list = shape
-            .iter()
-            .map(|d| match d {
-                Dim::Size(n) => AttrValue::Int(*n as i64),
-                Dim::Symbol(s) => AttrValue::Word(s.clone()),
-            })
-            .collect();
-        let attrs = [("dims", AttrValue::List(list))];
-        self.b
-            .op(OpKind::Reshape, at, label, &[Some(x)], &attrs, shape)
-    }
-
-    fn param(&mut self, path: &str, name: &str, shape: &[usize]) -> ValueId {
-        let param = ParamRef {
-            path: path.into(),
-            name: name.into(),
-            rows: None,
-        };
-        // Matrices are stored `[out, in]`; for the embedding that reads `[vocabulary, width]`, which is also how a
-        // tied head reads it.
-        let layout = match shape.len() {
-            2 => Layout::OutIn,
-            _ => Layout::InOut,
-        };
-        self.b.param(param, shape, layout)
-    }
-
-    fn stream(&self) -> Vec<Dim> {
-        dims(&["B", "T"], &[self.c.hidden_size])
+        self.w.b.output(LOGITS, y);
     }
 }
 
-fn symbol(name: &str) -> Dim {
-    Dim::Symbol(name.into())
+/// Norms before and after attention.
+pub(super) fn attention_norms(norms: Norms) -> [Option<&'static str>; 2] {
+    match norms {
+        Norms::Before => [Some("input_layernorm"), None],
+        Norms::After => [None, Some("post_attention_layernorm")],
+        Norms::Around => [Some("input_layernorm"), Some("post_attention_layernorm")],
+    }
 }
 
-fn dims(symbols: &[&str], sizes: &[usize]) -> Vec<Dim> {
-    let symbols = symbols.iter().map(|s| symbol(s));
-    symbols.chain(sizes.iter().map(|n| Dim::Size(*n))).collect()
+/// Norms before and after the FFN.
+pub(super) fn ffn_norms(norms: Norms) -> [Option<&'static str>; 2] {
+    match norms {
+        Norms::Before => [Some("post_attention_layernorm"), None],
+        Norms::After => [None, Some("post_feedforward_layernorm")],
+        Norms::Around => [
+            Some("pre_feedforward_layernorm"),
+            Some("post_feedforward_layernorm"),
+        ],
+    }
+}
+
+/// Where the activation sits below the FFN.
+pub(super) fn act_module(fused: bool) -> &'static str {
+    match fused {
+        true => "activation_fn",
+        false => "act_fn",
+    }
 }

@@ -3,57 +3,29 @@
 //! Families differ only in their [`Dialect`]; everything here is shared. Paths and parameter names are the published
 //! ones, also for GGUF files, so that bindings, receipts and structures speak one language.
 
-mod graph;
+pub(crate) mod graph;
 mod names;
-mod tree;
+pub(crate) mod tree;
+pub(crate) mod weave;
 
 use std::sync::Arc;
 
 use crate::checkpoint::{Checkpoint, Metadata};
-use crate::config::{DecoderConfig, Dialect};
+use crate::config::{DecoderConfig, Dialect, QkNorm};
 use crate::families::Blueprint;
 use crate::params::{ParamMap, ParamSpec, RowOrder};
 use crate::ModelError;
 
-pub(crate) const EMBED: &str = "model.embed_tokens";
-pub(crate) const FINAL_NORM: &str = "model.norm";
-pub(crate) const HEAD: &str = "lm_head";
+pub use graph::{LOGITS, POSITIONS, TOKENS};
 
-/// Layers beyond this are no model but a damaged number.
-const MAX_LAYERS: usize = 10_000;
+pub(crate) const HEAD: &str = "lm_head";
 
 /// Describes the decoder in a checkpoint. Reads no weight, except a GGUF's small table of rotary divisors.
 pub fn build(checkpoint: &Checkpoint, dialect: &Dialect) -> Result<Blueprint, ModelError> {
-    let config = DecoderConfig::read(checkpoint, dialect)?;
-    if config.layers > MAX_LAYERS {
-        return Err(ModelError::malformed(
-            &checkpoint.metadata_path(),
-            "number of layers",
-            format!("at most {MAX_LAYERS}"),
-            config.layers.to_string(),
-            "correct the file or get it again",
-        ));
-    }
+    let mut config = DecoderConfig::read(checkpoint, dialect)?;
     let gguf = matches!(checkpoint.metadata(), Metadata::Gguf(_));
-    let mut params = ParamMap::check(checkpoint, specs(&config, gguf, dialect.gguf_permuted_qk))?;
-    if config.tied_head {
-        params.tie((HEAD, "weight"), (EMBED, "weight"));
-    }
-    let unused: Vec<String> = params
-        .unused(checkpoint)
-        .into_iter()
-        .filter(|t| !t.ends_with("rotary_emb.inv_freq") && t != "rope_freqs.weight")
-        .collect();
-    no_layer_is_left_over(checkpoint, &config, &unused, gguf)?;
-    let mut config = config;
-    if let Some(first) = unused.first() {
-        let note = format!(
-            "{} tensors that the model does not read, `{first}` first",
-            unused.len()
-        );
-        tracing::warn!(checkpoint = %checkpoint.path().display(), "{note}");
-        config.notes.push(note);
-    }
+    let specs = specs(&config, gguf, dialect.gguf_permuted_qk);
+    let params = params(checkpoint, &mut config, specs)?;
     let tree = tree::tree(&config, dialect, &params);
     let graph = graph::graph(&config);
     structures_graph::check(&graph)?;
@@ -62,7 +34,36 @@ pub fn build(checkpoint: &Checkpoint, dialect: &Dialect) -> Result<Blueprint, Mo
         tree,
         graph: Arc::new(graph),
         params: Arc::new(params),
+        pictures: None,
     })
+}
+
+/// Finds every parameter, ties the head, and notes what nobody reads.
+pub(crate) fn params(
+    checkpoint: &Checkpoint,
+    config: &mut DecoderConfig,
+    specs: Vec<ParamSpec>,
+) -> Result<ParamMap, ModelError> {
+    let gguf = matches!(checkpoint.metadata(), Metadata::Gguf(_));
+    let mut params = ParamMap::check(checkpoint, specs)?;
+    if config.tied_head {
+        params.tie((HEAD, "weight"), (&config.embed(), "weight"));
+    }
+    let unused: Vec<String> = params
+        .unused(checkpoint)
+        .into_iter()
+        .filter(|t| !t.ends_with("rotary_emb.inv_freq") && t != "rope_freqs.weight")
+        .collect();
+    no_layer_is_left_over(checkpoint, config, &unused, gguf)?;
+    if let Some(first) = unused.first() {
+        let note = format!(
+            "{} tensors that the model does not read, `{first}` first",
+            unused.len()
+        );
+        tracing::warn!(checkpoint = %checkpoint.path().display(), "{note}");
+        config.notes.push(note);
+    }
+    Ok(params)
 }
 
 /// Tensors nobody reads are a note, except those of whole layers: a model cut short would answer, and answer wrongly.
@@ -73,7 +74,7 @@ fn no_layer_is_left_over(
     gguf: bool,
 ) -> Result<(), ModelError> {
     let beyond = unused.iter().find_map(|name| {
-        let i = names::layer_of(name, gguf)?;
+        let i = names::layer_of(config.root, name, gguf)?;
         (i >= config.layers).then_some((name, i))
     });
     let Some((name, i)) = beyond else {
@@ -89,44 +90,59 @@ fn no_layer_is_left_over(
     ))
 }
 
-/// The linear modules of a layer: path below it, output and input width, bias.
-fn projections(c: &DecoderConfig) -> [(&'static str, usize, usize, bool); 7] {
-    let (d, f) = (c.hidden_size, c.intermediate_size);
+/// A linear module: path below its parent, output and input width, bias.
+pub(crate) type Linear = (&'static str, usize, usize, bool);
+
+/// The linear modules of attention, definition order.
+fn attention_linears(c: &DecoderConfig) -> Vec<Linear> {
+    let d = c.hidden_size;
     let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-    [
-        ("self_attn.q_proj", q, d, c.qkv_bias),
-        ("self_attn.k_proj", kv, d, c.qkv_bias),
-        ("self_attn.v_proj", kv, d, c.qkv_bias),
-        ("self_attn.o_proj", d, q, c.o_bias),
-        ("mlp.gate_proj", f, d, c.mlp_bias),
-        ("mlp.up_proj", f, d, c.mlp_bias),
-        ("mlp.down_proj", d, f, c.mlp_bias),
-    ]
-}
-
-/// The norms of a layer: path below it, width.
-fn norms(c: &DecoderConfig) -> Vec<(&'static str, usize)> {
-    let mut norms = vec![
-        ("input_layernorm", c.hidden_size),
-        ("post_attention_layernorm", c.hidden_size),
-    ];
-    if c.qk_norm {
-        norms.push(("self_attn.q_norm", c.head_dim));
-        norms.push(("self_attn.k_norm", c.head_dim));
+    let out = ("o_proj", d, q, c.o_bias);
+    match c.fused {
+        true => vec![out, ("qkv_proj", q + 2 * kv, d, c.qkv_bias)],
+        false => vec![
+            ("q_proj", q, d, c.qkv_bias),
+            ("k_proj", kv, d, c.qkv_bias),
+            ("v_proj", kv, d, c.qkv_bias),
+            out,
+        ],
     }
-    norms
 }
 
-fn layer(i: usize) -> String {
-    format!("model.layers.{i}")
+/// The linear modules of an FFN of this inner width, definition order.
+pub(crate) fn ffn_linears(c: &DecoderConfig, inner: usize) -> Vec<Linear> {
+    let (d, f, bias) = (c.hidden_size, inner, c.mlp_bias);
+    let down = ("down_proj", d, f, bias);
+    match c.fused {
+        true => vec![("gate_up_proj", 2 * f, d, bias), down],
+        false => vec![("gate_proj", f, d, bias), ("up_proj", f, d, bias), down],
+    }
+}
+
+/// The norms of q and k: path below attention, width.
+fn qk_norms(c: &DecoderConfig) -> Vec<(&'static str, usize)> {
+    let (q, k) = match c.qk_norm {
+        QkNorm::None => return Vec::new(),
+        QkNorm::Head => (1, 1),
+        QkNorm::Whole => (c.heads, c.kv_heads),
+    };
+    vec![("q_norm", q * c.head_dim), ("k_norm", k * c.head_dim)]
+}
+
+/// The norms of the stream in a layer, definition order.
+fn layer_norms(c: &DecoderConfig) -> Vec<&'static str> {
+    let [a, b] = graph::attention_norms(c.norms);
+    let [x, y] = graph::ffn_norms(c.norms);
+    // The first of the FFN is defined after the last of attention, whichever of them there are.
+    [a, b, x, y].into_iter().flatten().collect()
 }
 
 /// Every parameter, definition order.
-fn specs(c: &DecoderConfig, gguf: bool, permuted: bool) -> Vec<ParamSpec> {
+pub(crate) fn specs(c: &DecoderConfig, gguf: bool, permuted: bool) -> Vec<ParamSpec> {
     let mut specs = Vec::new();
     let mut add = |path: String, name: &'static str, dims: Vec<usize>| {
         let tensor = match gguf {
-            true => names::gguf(&path, name),
+            true => names::gguf(c, &path, name),
             false => format!("{path}.{name}"),
         };
         let heads = match path.rsplit('.').next() {
@@ -142,26 +158,37 @@ fn specs(c: &DecoderConfig, gguf: bool, permuted: bool) -> Vec<ParamSpec> {
             path,
             name,
             dims,
-            tensor,
+            tensors: vec![tensor],
             rows,
         });
     };
-    add(EMBED.into(), "weight", vec![c.vocab_size, c.hidden_size]);
+    let d = c.hidden_size;
+    add(c.embed(), "weight", vec![c.vocab_size, d]);
     for i in 0..c.layers {
-        for (name, out, input, bias) in projections(c) {
-            let path = format!("{}.{name}", layer(i));
-            add(path.clone(), "weight", vec![out, input]);
-            if bias {
-                add(path, "bias", vec![out]);
+        let at = c.layer(i);
+        let attention = attention_linears(c);
+        let ffn = ffn_linears(c, c.intermediate_size);
+        let linears = attention
+            .iter()
+            .map(|l| ("self_attn", l))
+            .chain(ffn.iter().map(|l| ("mlp", l)));
+        for (parent, (name, out, input, bias)) in linears {
+            let path = format!("{at}.{parent}.{name}");
+            add(path.clone(), "weight", vec![*out, *input]);
+            if *bias {
+                add(path, "bias", vec![*out]);
             }
         }
-        for (name, width) in norms(c) {
-            add(format!("{}.{name}", layer(i)), "weight", vec![width]);
+        for name in layer_norms(c) {
+            add(format!("{at}.{name}"), "weight", vec![d]);
+        }
+        for (name, width) in qk_norms(c) {
+            add(format!("{at}.self_attn.{name}"), "weight", vec![width]);
         }
     }
-    add(FINAL_NORM.into(), "weight", vec![c.hidden_size]);
+    add(c.final_norm(), "weight", vec![d]);
     if !c.tied_head {
-        add(HEAD.into(), "weight", vec![c.vocab_size, c.hidden_size]);
+        add(HEAD.into(), "weight", vec![c.vocab_size, d]);
     }
     specs
 }

@@ -1,19 +1,17 @@
-//! The list of model families. Adding one is a builder file, a line here, and its binding file.
+//! The list of model families. Adding one is a builder file here and its binding file; the build lists both.
 
 use std::sync::Arc;
 
 use structures_graph::{Graph, ModuleTree};
 
 use crate::checkpoint::{Checkpoint, Metadata};
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, Dialect};
+use crate::multimodal::Sight;
 use crate::params::ParamMap;
-use crate::ModelError;
+use crate::{decoder, ModelError};
 
-mod llama;
-mod qwen;
-
-/// Every family this version can build, searched in order.
-pub const FAMILIES: &[&dyn Family] = &[&llama::Llama, &qwen::Qwen];
+// A module for every other file of this directory, and `FAMILIES`: what each calls `FAMILY`, in order of file names.
+include!(concat!(env!("OUT_DIR"), "/families.rs"));
 
 /// One builder.
 pub trait Family: Sync {
@@ -27,6 +25,47 @@ pub trait Family: Sync {
     fn build(&self, checkpoint: &Checkpoint, kind: &str) -> Result<Blueprint, ModelError>;
 }
 
+/// A family that is nothing but its dialects.
+pub struct Decoders {
+    /// Its name.
+    pub name: &'static str,
+    /// What it builds, the first one for a kind.
+    pub dialects: &'static [Dialect],
+}
+
+impl Family for Decoders {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn model_types(&self) -> Vec<&'static str> {
+        self.dialects.iter().map(|d| d.model_type).collect()
+    }
+
+    fn gguf_architectures(&self) -> Vec<&'static str> {
+        let named = self.dialects.iter().filter_map(|d| d.gguf_architecture);
+        named.collect()
+    }
+
+    fn build(&self, checkpoint: &Checkpoint, kind: &str) -> Result<Blueprint, ModelError> {
+        let gguf = matches!(checkpoint.metadata(), Metadata::Gguf(_));
+        let wanted = self.dialects.iter().find(|d| match gguf {
+            true => d.gguf_architecture == Some(kind),
+            false => d.model_type == kind,
+        });
+        match wanted {
+            Some(dialect) => decoder::build(checkpoint, dialect),
+            None => Err(ModelError::unsupported(
+                &checkpoint.metadata_path(),
+                "model_type",
+                format!("one of {}", self.model_types().join(", ")),
+                kind,
+                "another family builds it",
+            )),
+        }
+    }
+}
+
 /// A model described, nothing loaded.
 #[derive(Clone, Debug)]
 pub struct Blueprint {
@@ -38,6 +77,19 @@ pub struct Blueprint {
     pub graph: Arc<Graph>,
     /// Where its parameters are stored.
     pub params: Arc<ParamMap>,
+    /// What it has beside that when it sees.
+    pub pictures: Option<Pictures>,
+}
+
+/// The other phases of a model that sees.
+#[derive(Clone, Debug)]
+pub struct Pictures {
+    /// What its configuration says.
+    pub sight: Sight,
+    /// Encodes one frame.
+    pub encoder: Arc<Graph>,
+    /// Runs a prompt with what was seen; the same regions as the main graph.
+    pub prefill: Arc<Graph>,
 }
 
 /// Picks the family of a checkpoint and lets it build.

@@ -1,4 +1,4 @@
-//! A byte-level BPE tokenizer from GGUF metadata.
+//! A tokenizer from GGUF metadata: byte-level BPE here, SentencePiece vocabularies in `by_score`.
 //!
 //! The file has vocabulary, merges and token types, but of the pre-tokenizer only its name; what the name means is
 //! common knowledge kept in [`PRE`]. An unknown name is refused: splitting a text in another way gives other tokens
@@ -15,11 +15,11 @@ use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, SplitDelimiterBehavior};
 
-use super::fault;
+use super::{by_score, fault};
 use crate::checkpoint::{GgufMetadata, GgufValue};
 use crate::ModelError;
 
-const AGAIN: &str = "the vocabulary in the file is damaged: convert it again";
+pub(super) const AGAIN: &str = "the vocabulary in the file is damaged: convert it again";
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const DIGIT: &str = r"\p{N}";
@@ -107,16 +107,44 @@ pub(super) fn tokenizer(
         return Ok(None);
     };
     let cannot = "give a directory with tokenizer.json instead";
-    if model != "gpt2" {
-        let expected = "gpt2 (byte-level BPE)";
-        return Err(ModelError::unsupported(
-            path,
-            "tokenizer.ggml.model",
-            expected,
-            model,
-            cannot,
+    let mut tokenizer = match model {
+        "gpt2" => byte_level(path, meta, cannot)?,
+        "llama" => (by_score::tokenizer(path, meta)?, true),
+        other => {
+            let expected = "gpt2 (byte-level BPE) or llama (SentencePiece)";
+            let item = "tokenizer.ggml.model";
+            return Err(ModelError::unsupported(path, item, expected, other, cannot));
+        }
+    };
+    let tokens = texts(path, meta, "tokenizer.ggml.tokens")?;
+    let (t, add_bos) = &mut tokenizer;
+    add_special_tokens(path, meta, &tokens, t)?;
+
+    let flag = |key: &str| meta.flag(&format!("tokenizer.ggml.add_{key}_token"));
+    let around = |wanted: bool, key: &str| {
+        let id = meta
+            .id(&format!("tokenizer.ggml.{key}_token_id"))
+            .filter(|_| wanted)?;
+        tokens
+            .get(id as usize)
+            .map(|text| ((*text).to_string(), id))
+    };
+    let before = around(flag("bos").unwrap_or(*add_bos), "bos");
+    let after = around(flag("eos").unwrap_or(false), "eos");
+    if before.is_some() || after.is_some() {
+        t.with_post_processor(Some(
+            template(before, after).map_err(|e| fault(path, e, AGAIN))?,
         ));
     }
+    Ok(Some(tokenizer.0))
+}
+
+/// The byte-level kind, and whether texts begin with the first token when the file does not say.
+fn byte_level(
+    path: &Path,
+    meta: &GgufMetadata,
+    cannot: &str,
+) -> Result<(tokenizers::Tokenizer, bool), ModelError> {
     let name = meta.text("tokenizer.ggml.pre").unwrap_or("default");
     let Some(pre) = PRE.iter().find(|p| p.names.contains(&name)) else {
         let known: Vec<&str> = PRE.iter().flat_map(|p| p.names).copied().collect();
@@ -157,25 +185,7 @@ pub(super) fn tokenizer(
     steps.push(ByteLevel::new(false, true, false).into());
     t.with_pre_tokenizer(Some(Sequence::new(steps)));
     t.with_decoder(Some(ByteLevel::new(false, true, false)));
-    add_special_tokens(path, meta, &tokens, &mut t)?;
-
-    let flag = |key: &str| meta.flag(&format!("tokenizer.ggml.add_{key}_token"));
-    let around = |wanted: bool, key: &str| {
-        let id = meta
-            .id(&format!("tokenizer.ggml.{key}_token_id"))
-            .filter(|_| wanted)?;
-        tokens
-            .get(id as usize)
-            .map(|text| ((*text).to_string(), id))
-    };
-    let before = around(flag("bos").unwrap_or(pre.add_bos), "bos");
-    let after = around(flag("eos").unwrap_or(false), "eos");
-    if before.is_some() || after.is_some() {
-        t.with_post_processor(Some(
-            template(before, after).map_err(|e| fault(path, e, AGAIN))?,
-        ));
-    }
-    Ok(Some(t))
+    Ok((t, pre.add_bos))
 }
 
 fn template(
@@ -229,7 +239,11 @@ fn add_special_tokens(
     Ok(())
 }
 
-fn texts<'a>(path: &Path, meta: &'a GgufMetadata, key: &str) -> Result<Vec<&'a str>, ModelError> {
+pub(super) fn texts<'a>(
+    path: &Path,
+    meta: &'a GgufMetadata,
+    key: &str,
+) -> Result<Vec<&'a str>, ModelError> {
     let list = meta.list(key);
     let list = list.ok_or_else(|| {
         fault(

@@ -11,6 +11,7 @@ use crate::checkpoint::{read_json_object, Checkpoint, Metadata};
 use crate::config::DecoderConfig;
 use crate::ModelError;
 
+mod by_score;
 mod from_gguf;
 
 /// A tokenizer and what belongs to it.

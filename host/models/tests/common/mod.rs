@@ -18,6 +18,11 @@ pub fn oracle(group: &str) -> PathBuf {
     repository().join("tests/fixtures/oracle").join(group)
 }
 
+/// Cases of the repository's own, one directory a model.
+pub fn families() -> PathBuf {
+    repository().join("tests/fixtures/families")
+}
+
 /// The workspace's root.
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -25,7 +30,11 @@ pub fn repository() -> PathBuf {
 
 /// A case the repository always has.
 pub fn case(name: &str) -> PathBuf {
-    repository().join("tests/fixtures/oracle/e2e").join(name)
+    let own = families().join(name);
+    match own.is_dir() {
+        true => own,
+        false => repository().join("tests/fixtures/oracle/e2e").join(name),
+    }
 }
 
 /// A writable copy of a case's model.

@@ -58,9 +58,8 @@ impl Placed {
         tensors: &[TensorMut<'_>],
         staged: &[Staged],
     ) -> Result<(), Failure> {
-        let each = tensors.iter().zip(staged);
-        each.map(|(tensor, staged)| self.store(queue, &tensor.as_tensor(), staged))
-            .collect()
+        let mut each = tensors.iter().zip(staged);
+        each.try_for_each(|(tensor, staged)| self.store(queue, &tensor.as_tensor(), staged))
     }
 
     fn store(&self, queue: u64, tensor: &Tensor<'_>, staged: &Staged) -> Result<(), Failure> {

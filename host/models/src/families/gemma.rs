@@ -1,0 +1,71 @@
+//! Gemma 2 and 3, text. Norm weights are stored around zero, norms stand on both sides of attention and FFN, the
+//! embedding is scaled by the root of its width, most layers see a window. Gemma 2 caps its scores; Gemma 3 norms q and
+//! k and turns them with another base where there is a window.
+
+use super::{Decoders, Family};
+use crate::config::{DecoderConfig, Dialect, Facts, Norms, QkNorm, Rule, Windows};
+use crate::ModelError;
+
+const GEMMA2: Dialect = Dialect {
+    gguf_architecture: Some("gemma2"),
+    qkv_bias: Rule::Field("attention_bias"),
+    o_bias: Rule::Field("attention_bias"),
+    norms: Norms::Around,
+    norm_offset: true,
+    eps_name: "eps",
+    act: ("hidden_activation", "gelu_tanh"),
+    windows: Windows::AllBut {
+        every: 2,
+        absent: 4096,
+    },
+    reads: &["attn_logit_softcapping", "final_logit_softcapping"],
+    facts: |facts, config| read(facts, config, [Some(50.0), Some(30.0)], 46),
+    ..Dialect::plain("gemma2", "Gemma2")
+};
+
+/// The family.
+pub(super) const FAMILY: &dyn Family = &Decoders {
+    name: "gemma",
+    dialects: &[
+        GEMMA2,
+        Dialect {
+            model_type: "gemma3_text",
+            class: "Gemma3",
+            model_class: "TextModel",
+            gguf_architecture: Some("gemma3"),
+            qk_norm: QkNorm::Head,
+            theta: 1_000_000.0,
+            local_theta: Some(10000.0),
+            windows: Windows::AllBut {
+                every: 6,
+                absent: 4096,
+            },
+            facts: |facts, config| read(facts, config, [None, None], 62),
+            ..GEMMA2
+        },
+    ],
+};
+
+/// `softcaps` and a scale of 256^-0.5 are what absent fields mean. The GGUF has no key for the scale: it is that of the
+/// head, except in the models of 27B, which have `big` layers and scale by the share of a head in the stream.
+fn read(
+    facts: &Facts<'_>,
+    c: &mut DecoderConfig,
+    softcaps: [Option<f64>; 2],
+    big: usize,
+) -> Result<(), ModelError> {
+    facts.must_be_off("use_bidirectional_attention")?;
+    c.embedding_scale = (c.hidden_size as f64).sqrt();
+    let both = |name| (name, name);
+    let (field, key) = both("attn_logit_softcapping");
+    c.attention_softcap = facts.number(field, key, softcaps[0])?;
+    let (field, key) = both("final_logit_softcapping");
+    c.logits_softcap = facts.number(field, key, softcaps[1])?;
+    let scalar = match facts.is_gguf() {
+        true if c.layers == big => Some((c.hidden_size / c.heads) as f64),
+        true => None,
+        false => facts.number("query_pre_attn_scalar", "", Some(256.0))?,
+    };
+    c.attention_scale = scalar.map(|n| n.powf(-0.5));
+    Ok(())
+}

@@ -1,0 +1,430 @@
+"""Makes the cases of tests/fixtures/families: small models with random weights, run by the published implementation.
+
+    python scripts/family_cases.py OUT [NAME ...]
+
+Needs torch, transformers (5.24) and safetensors. A case has the model as the library saves it, inputs and outputs
+(`io.safetensors`), greedy continuations and the largest input of every linear module (`case.json`), and the config and
+tensor shapes of a wider sibling (`wide.json`), whose weights the test draws.
+"""
+
+import json
+import os
+import sys
+
+import numpy as np
+import torch
+import transformers
+from transformers import *
+from safetensors.torch import save_file
+
+torch.set_num_threads(1)
+
+
+def base(**kw):
+    d = dict(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=56,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.25,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    d.update(kw)
+    return d
+
+
+# Makes projections that the catalog's floor of 262144 elements admits.
+WIDE = dict(
+    vocab_size=640,
+    hidden_size=512,
+    intermediate_size=640,
+    num_hidden_layers=2,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    max_position_embeddings=512,
+)
+CASES = {
+    "mistral": (
+        MistralConfig,
+        MistralForCausalLM,
+        dict(sliding_window=8, head_dim=12, tie_word_embeddings=False, rms_norm_eps=1e-5),
+        dict(head_dim=64, sliding_window=24),
+    ),
+    "gemma2": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        dict(
+            head_dim=12,
+            sliding_window=8,
+            query_pre_attn_scalar=10,
+            attn_logit_softcapping=4.0,
+            final_logit_softcapping=6.0,
+            num_hidden_layers=4,
+            vocab_size=64,
+            intermediate_size=36,
+        ),
+        dict(head_dim=64, query_pre_attn_scalar=64, sliding_window=24),
+    ),
+    "gemma3": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        dict(
+            head_dim=12,
+            sliding_window=6,
+            query_pre_attn_scalar=10,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            num_hidden_layers=4,
+            vocab_size=64,
+            intermediate_size=36,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 20000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+        ),
+        dict(
+            head_dim=64,
+            query_pre_attn_scalar=64,
+            sliding_window=24,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+    ),
+    "phi3": (
+        Phi3Config,
+        Phi3ForCausalLM,
+        dict(
+            sliding_window=9,
+            tie_word_embeddings=False,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            original_max_position_embeddings=256,
+        ),
+        dict(sliding_window=24, num_key_value_heads=4, original_max_position_embeddings=512),
+    ),
+    "granite": (
+        GraniteConfig,
+        GraniteForCausalLM,
+        dict(
+            embedding_multiplier=6.0,
+            residual_multiplier=0.22,
+            attention_multiplier=0.15,
+            logits_scaling=3.0,
+            tie_word_embeddings=True,
+            num_key_value_heads=1,
+        ),
+        dict(num_key_value_heads=8, attention_multiplier=0.125),
+    ),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM, dict(tie_word_embeddings=False, rms_norm_eps=1e-6), dict()),
+}
+
+
+def randomise(model, seed):
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if "norm" in n and p.dim() == 1:
+                zero_centred = p.abs().max() == 0
+                p.copy_(torch.randn(p.shape, generator=g) * 0.2 + (0.0 if zero_centred else 1.0))
+            else:
+                p.copy_(torch.randn(p.shape, generator=g) * 0.25)
+
+
+def make(name, out, seed):
+    C, M, kw, wide = CASES[name]
+    cfg = C(**base(**kw))
+    torch.manual_seed(seed)
+    cfg._attn_implementation = "eager"
+    model = M(cfg).float().eval()
+    randomise(model, seed)
+    d = os.path.join(out, name)
+    os.makedirs(d, exist_ok=True)
+    model.save_pretrained(d)
+    for f in os.listdir(d):
+        if f not in ("config.json", "model.safetensors"):
+            os.remove(os.path.join(d, f))
+    names = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+    amax = {}
+
+    def hook(n):
+        def f(mod, inp):
+            amax.setdefault(n, []).append(inp[0].abs().max().item())
+
+        return f
+
+    io = {}
+    samples = []
+    per = []
+    rng = np.random.RandomState(seed)
+    for i, T in enumerate([1, 7, 21]):
+        ids = torch.tensor(rng.randint(3, cfg.vocab_size, size=(1, T)))
+        amax.clear()
+        hs = [
+            m.register_forward_pre_hook(hook(n))
+            for n, m in model.named_modules()
+            if isinstance(m, torch.nn.Linear)
+        ]
+        with torch.no_grad():
+            o = model(ids, output_hidden_states=True, use_cache=False)
+        for h in hs:
+            h.remove()
+        per.append([max(amax[n]) for n in names])
+        io[f"s{i}.in.input_ids"] = ids
+        io[f"s{i}.out.logits"] = o.logits.contiguous().clone()
+        if T == 21:
+            for j, h in enumerate(o.hidden_states):
+                io[f"s{i}.hidden.{j}"] = h.contiguous().clone()
+        greedy = []
+        margins = []
+        with torch.no_grad():
+            cur = ids
+            past = None
+            full = ids
+            for s in range(16):
+                r = model(cur, past_key_values=past, use_cache=True)
+                past = r.past_key_values
+                l = r.logits[0, -1]
+                top = l.topk(2).values
+                t = int(l.argmax())
+                greedy.append(t)
+                margins.append((top[0] - top[1]).item())
+                cur = torch.tensor([[t]])
+                full = torch.cat([full, cur], 1)
+            # without cache
+            f = ids
+            g2 = []
+            for s in range(16):
+                l = model(f, use_cache=False).logits[0, -1]
+                t = int(l.argmax())
+                g2.append(t)
+                f = torch.cat([f, torch.tensor([[t]])], 1)
+        assert greedy == g2, (name, i, greedy, g2)
+        samples.append(dict(tokens=T, greedy=greedy, smallest_margin=min(margins)))
+    save_file(io, os.path.join(d, "io.safetensors"))
+    case = dict(
+        name=name,
+        versions=dict(torch=torch.__version__, transformers=transformers.__version__),
+        seed=seed,
+        model_class=M.__name__,
+        samples=samples,
+        input_amax=dict(points=names, per_sample=per),
+    )
+    json.dump(case, open(os.path.join(d, "case.json"), "w"), separators=(",", ":"))
+    # A wider sibling: its config and the shapes of its tensors, no values.
+    w = {**base(**kw), **WIDE, **wide}
+    wc = C(**w)
+    with torch.device("meta"):
+        wm = M(wc)
+    tied = bool(wc.tie_word_embeddings)
+    shapes = {n: list(t.shape) for n, t in wm.state_dict().items() if not (tied and n == "lm_head.weight")}
+    cj = json.loads(wc.to_json_string(use_diff=False))
+    small = json.load(open(os.path.join(d, "config.json")))
+    cj = {k: cj[k] for k in small if k in cj}
+    json.dump(dict(config=cj, tensors=shapes), open(os.path.join(d, "wide.json"), "w"), separators=(",", ":"))
+    sz = {f: os.path.getsize(os.path.join(d, f)) for f in sorted(os.listdir(d))}
+    print(name, sz, "margin", min(s["smallest_margin"] for s in samples))
+
+
+CASES["qwen3_next"] = (
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+    dict(
+        hidden_size=32,
+        vocab_size=52,
+        num_hidden_layers=4,
+        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        linear_conv_kernel_dim=3,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=8,
+        shared_expert_intermediate_size=8,
+        mlp_only_layers=[1],
+        norm_topk_prob=False,
+        tie_word_embeddings=False,
+        intermediate_size=16,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    ),
+    dict(
+        head_dim=64,
+        linear_num_key_heads=4,
+        linear_num_value_heads=8,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        num_key_value_heads=8,
+        layer_types=["linear_attention", "full_attention"],
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=640,
+        mlp_only_layers=[],
+    ),
+)
+
+
+def make_vl(out, seed):
+    name = "qwen3_vl"
+
+    def cfg(text, vision):
+        return Qwen3VLConfig(
+            text_config=text,
+            vision_config=vision,
+            image_token_id=60,
+            video_token_id=61,
+            vision_start_token_id=62,
+            vision_end_token_id=63,
+            tie_word_embeddings=True,
+        )
+
+    t = base(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, head_dim=12)
+    t.update(
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [2, 2, 2],
+            "mrope_interleaved": True,
+        }
+    )
+    v = dict(
+        depth=2,
+        hidden_size=16,
+        num_heads=2,
+        intermediate_size=20,
+        patch_size=2,
+        temporal_patch_size=2,
+        in_channels=3,
+        spatial_merge_size=2,
+        out_hidden_size=32,
+        num_position_embeddings=9,
+        deepstack_visual_indexes=[0],
+        hidden_act="gelu_pytorch_tanh",
+    )
+    c = cfg(t, v)
+    c._attn_implementation = "eager"
+    c.text_config._attn_implementation = "eager"
+    c.vision_config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    model = Qwen3VLForConditionalGeneration(c).float().eval()
+    randomise(model, seed)
+    d = os.path.join(out, name)
+    os.makedirs(d, exist_ok=True)
+    model.save_pretrained(d)
+    for f in os.listdir(d):
+        if f not in ("config.json", "model.safetensors"):
+            os.remove(os.path.join(d, f))
+    lin = [(n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+    names = [n for n, _ in lin]
+    rng = np.random.RandomState(seed)
+    io = {}
+    samples = []
+    per = []
+    for i, grids in enumerate([[], [(1, 4, 4)], [(1, 4, 6), (1, 2, 2)], [(2, 2, 4)]]):
+        ids = [int(x) for x in rng.randint(3, 60, size=3)]
+        types = [0] * 3
+        vals = []
+        for gt, h, w in grids:
+            n = gt * h * w // 4
+            ids += [62] + [60] * n + [63]
+            types += [0] + [1] * n + [0]
+            vals.append(torch.tensor(rng.randn(gt * h * w, 24), dtype=torch.float32))
+            tail = [int(x) for x in rng.randint(3, 60, size=4)]
+            ids += tail
+            types += [0] * 4
+        ids = torch.tensor([ids])
+        types = torch.tensor([types])
+        kw = {}
+        if grids:
+            kw = dict(
+                pixel_values=torch.cat(vals), image_grid_thw=torch.tensor(grids), mm_token_type_ids=types
+            )
+        amax = {}
+        hs = [
+            m.register_forward_pre_hook(
+                (lambda n: lambda mod, inp: amax.setdefault(n, []).append(inp[0].abs().max().item()))(n)
+            )
+            for n, m in lin
+        ]
+        model.model.rope_deltas = None
+        with torch.no_grad():
+            o = model(ids, output_hidden_states=True, use_cache=False, **kw)
+        for h in hs:
+            h.remove()
+        per.append([max(amax[n]) if n in amax else None for n in names])
+        io[f"s{i}.in.input_ids"] = ids
+        io[f"s{i}.out.logits"] = o.logits.contiguous().clone()
+        if grids:
+            io[f"s{i}.in.pixel_values"] = kw["pixel_values"]
+            io[f"s{i}.in.image_grid_thw"] = kw["image_grid_thw"]
+        if i == 2:
+            for j, h in enumerate(o.hidden_states):
+                io[f"s{i}.hidden.{j}"] = h.contiguous().clone()
+        greedy = []
+        margins = []
+        past = None
+        cur = ids
+        extra = kw
+        model.model.rope_deltas = None
+        with torch.no_grad():
+            for s in range(16):
+                r = model(cur, past_key_values=past, use_cache=True, **extra)
+                past = r.past_key_values
+                extra = {}
+                l = r.logits[0, -1]
+                top = l.topk(2).values
+                tk = int(l.argmax())
+                greedy.append(tk)
+                margins.append((top[0] - top[1]).item())
+                cur = torch.tensor([[tk]])
+        samples.append(dict(tokens=ids.shape[1], greedy=greedy, smallest_margin=min(margins)))
+        if any(t in (60, 61) for t in greedy):
+            print("greedy holds placeholders", i, greedy)
+    save_file(io, os.path.join(d, "io.safetensors"))
+    json.dump(
+        dict(
+            name=name,
+            versions=dict(torch=torch.__version__, transformers=transformers.__version__),
+            seed=seed,
+            model_class="Qwen3VLForConditionalGeneration",
+            samples=samples,
+            input_amax=dict(points=names, per_sample=per),
+        ),
+        open(os.path.join(d, "case.json"), "w"),
+        separators=(",", ":"),
+    )
+    W = {**base(), **WIDE, **dict(head_dim=64)}
+    W.update(rope_parameters=t["rope_parameters"])
+    vw = dict(v, out_hidden_size=512)
+    wc = cfg(W, vw)
+    with torch.device("meta"):
+        wm = Qwen3VLForConditionalGeneration(wc)
+    shapes = {n: list(x.shape) for n, x in wm.state_dict().items() if n != "lm_head.weight"}
+    small = json.load(open(os.path.join(d, "config.json")))
+    cj = json.loads(wc.to_json_string(use_diff=False))
+
+    def cut(a, b):
+        return {
+            k: (cut(a[k], b[k]) if isinstance(b[k], dict) and isinstance(a[k], dict) else a[k])
+            for k in b
+            if k in a
+        }
+
+    json.dump(
+        dict(config=cut(cj, small), tensors=shapes),
+        open(os.path.join(d, "wide.json"), "w"),
+        separators=(",", ":"),
+    )
+    print(
+        name,
+        {f: os.path.getsize(os.path.join(d, f)) for f in sorted(os.listdir(d))},
+        "margin",
+        min(s["smallest_margin"] for s in samples),
+    )
+
+
+out = sys.argv[1]
+for n in sys.argv[2:] or [*CASES, "qwen3_vl"]:
+    make_vl(out, 9100) if n == "qwen3_vl" else make(n, out, 9000 + sum(map(ord, n)))
