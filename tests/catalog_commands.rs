@@ -39,6 +39,9 @@ dataflow:
     - {let: y, op: linear, in: [h, w]}
 ";
 
+/// Name, document, code, line and column.
+type Planted = (&'static str, Vec<u8>, &'static str, (u64, u64));
+
 #[test]
 fn all_entries_are_listed_with_kind_version_and_digest() {
     let (code, list) = run(&["catalog", "list"]);
@@ -112,7 +115,7 @@ fn every_bad_file_is_told_with_code_file_line_and_column() {
     for i in 1..40 {
         bomb += &format!("a{i}: &a{i} [*a{0}, *a{0}]\n", i - 1);
     }
-    let cases: Vec<(&str, Vec<u8>, &str, (u64, u64))> = vec![
+    let cases: Vec<Planted> = vec![
         (
             "a",
             edited("a", "points", "pionts"),

@@ -85,16 +85,24 @@ fn a_wrong_reference_is_found_out() {
     }
 }
 
-/// The benchmark `load` measures; this only notices a change of order: ten times its figure.
+/// The benchmark `load` measures; this only notices a change of order: ten times its figure, of the processor's time
+/// where the kernel tells it, so that a busy machine does not count.
 #[test]
 fn the_whole_catalog_loads_quickly() {
+    let started = std::time::Instant::now();
+    let clock = || -> u128 {
+        let spent = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+        let spent = spent.and_then(|s| s.split(' ').next().and_then(|n| n.parse().ok()));
+        spent.unwrap_or_else(|| started.elapsed().as_nanos())
+    };
     let best = (0..5)
         .map(|_| {
-            let started = std::time::Instant::now();
+            let before = clock();
             Catalog::builtin().expect("built-in entries load");
-            started.elapsed().as_millis()
+            (clock() - before) / 1_000_000
         })
         .min();
+    println!("{best:?} ms");
     assert!(best.is_some_and(|ms| ms <= 200), "{best:?} ms");
 }
 

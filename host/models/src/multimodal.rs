@@ -324,7 +324,9 @@ mod tests {
     #[test]
     fn a_picture_takes_as_many_positions_as_its_longer_side() {
         let pictures = [picture([1, 4, 6])];
-        let [t, h, w] = positions(&SIGHT, 9, &[1..7], &pictures);
+        let group = 1..7;
+        let groups = std::slice::from_ref(&group);
+        let [t, h, w] = positions(&SIGHT, 9, groups, &pictures);
         assert_eq!(t, [0, 1, 1, 1, 1, 1, 1, 4, 5]);
         assert_eq!(h, [0, 1, 1, 1, 2, 2, 2, 4, 5]);
         assert_eq!(w, [0, 1, 2, 3, 1, 2, 3, 4, 5]);

@@ -80,11 +80,11 @@ fn the_same_scores_as_from_a_directory() {
         });
         let mut file = Description::open(&path).unwrap();
         // No key holds the factor of this small model's attention.
-        if file.config.attention_scale.is_none() && d.config.attention_scale.is_some() {
+        let lost = d.config.attention_scale;
+        if let (None, Some(scale)) = (file.config.attention_scale, lost) {
             let mut graph = (*file.graph).clone();
             for op in &mut graph.ops {
                 if op.kind == structures_graph::OpKind::Attention {
-                    let scale = d.config.attention_scale.unwrap();
                     op.attrs
                         .insert("scale".into(), structures_graph::AttrValue::Float(scale));
                 }

@@ -112,7 +112,7 @@ fn no_document_makes_a_loader_panic_hang_or_grow() {
     let targets = [catalog_target(), verify_target(), bindings_target()];
     let limits = Limits {
         run: Duration::from_millis(seconds * 1000 / targets.len() as u64),
-        case: Duration::from_secs(5),
+        case: Duration::from_secs(10),
         bytes: 256 << 20,
     };
     for target in targets {

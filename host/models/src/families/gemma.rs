@@ -56,11 +56,9 @@ fn read(
 ) -> Result<(), ModelError> {
     facts.must_be_off("use_bidirectional_attention")?;
     c.embedding_scale = (c.hidden_size as f64).sqrt();
-    let both = |name| (name, name);
-    let (field, key) = both("attn_logit_softcapping");
-    c.attention_softcap = facts.number(field, key, softcaps[0])?;
-    let (field, key) = both("final_logit_softcapping");
-    c.logits_softcap = facts.number(field, key, softcaps[1])?;
+    let cap = |name, absent| facts.number(name, name, absent);
+    c.attention_softcap = cap("attn_logit_softcapping", softcaps[0])?;
+    c.logits_softcap = cap("final_logit_softcapping", softcaps[1])?;
     let scalar = match facts.is_gguf() {
         true if c.layers == big => Some((c.hidden_size / c.heads) as f64),
         true => None,

@@ -163,7 +163,7 @@ impl Vision {
         }
         let width = size("hidden_size", 1152)?;
         let heads = size("num_heads", 16)?;
-        if width % heads != 0 || (width / heads) % 4 != 0 {
+        if !width.is_multiple_of(heads) || !(width / heads).is_multiple_of(4) {
             let expected = format!("heads of a multiple of 4 channels in {width}");
             return bad("num_heads", expected, heads.to_string());
         }

@@ -94,7 +94,7 @@ mod tests {
         let mut memory = Memory::new(10_000);
         let a = memory.alloc(100, 64).expect("memory");
         let b = memory.alloc(5000, 1).expect("memory");
-        assert!(a != b && a % 64 == 0 && a >= BASE);
+        assert!(a != b && a.is_multiple_of(64) && a >= BASE);
         assert_eq!(memory.at(a, 100).expect("inside"), [POISON; 100]);
         assert!(memory.at(a + 1, 100).is_err() && memory.at(a + 100, 1).is_err());
         assert!(memory.at(0, 1).is_err() && memory.at(u64::MAX, 1).is_err());
