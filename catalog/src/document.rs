@@ -58,6 +58,11 @@ pub fn read(path: &Path) -> Result<String, CatalogError> {
         path: "document".into(),
         what,
     };
+    // Before it is opened: opening a pipe waits for somebody to write to it.
+    let before = std::fs::metadata(path).map_err(|e| io(e.to_string()))?;
+    if !before.is_file() {
+        return Err(io("expected a regular file".into()));
+    }
     let file = std::fs::File::open(path).map_err(|e| io(e.to_string()))?;
     let about = file.metadata().map_err(|e| io(e.to_string()))?;
     if !about.is_file() {

@@ -12,6 +12,10 @@ use crate::spec::{AttrDecl, AxisRule, DimExpr, OpDecl, Plain, Slots, Spec, Weigh
 
 /// Most combinations of host axes and repeat counts.
 pub(crate) const MAX_COMBINATIONS: usize = 64;
+/// Most operations over all combinations, repeats written out: what a document may cost in memory.
+const MAX_EXPANDED: usize = 32_768;
+/// Most spans.
+const MAX_SPANS: usize = 64;
 
 pub(crate) fn check(spec: &Spec, doc: &Fields) -> Result<(), CatalogError> {
     let v = Validator { spec, doc };
@@ -79,6 +83,19 @@ impl<'a> Validator<'a> {
             return Err(at.invalid(format!(
                 "{n} combinations of host axes and counts, expected at most {MAX_COMBINATIONS}"
             )));
+        }
+        let each = |o: &OpDecl| o.repeat.as_ref().map_or(1, |(_, values)| values.len());
+        let ops: usize = self.spec.dataflow.ops.iter().map(each).sum();
+        if n.max(1).saturating_mul(ops) > MAX_EXPANDED {
+            let at = self.doc.find(&["dataflow", "ops"]);
+            return Err(at.invalid(format!(
+                "{ops} operations in each of {n} combinations, expected at most {MAX_EXPANDED} in all"
+            )));
+        }
+        let spans = self.spec.dataflow.spans.len();
+        if spans > MAX_SPANS {
+            let at = self.doc.find(&["dataflow", "spans"]);
+            return Err(at.invalid(format!("{spans} spans, expected at most {MAX_SPANS}")));
         }
         Ok(())
     }

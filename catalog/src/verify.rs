@@ -368,6 +368,27 @@ impl Case<'_> {
         }
         calls(spec, &plain, &dims, &mut feed);
         let reference = spec.call_reference(axes, &feed)?;
+        for (name, made) in &reference {
+            let declared = spec.port_dims(name).unwrap_or_default();
+            // A repeated output names its index in its dims; its rank and its other dims are held to.
+            let fits = declared.len() == made.rank()
+                && declared
+                    .iter()
+                    .zip(made.dims())
+                    .all(|(d, n)| d.to_string().contains("<") || dim_size(d, &dims) == Some(*n));
+            if !fits {
+                let declared: Vec<String> = declared.iter().map(ToString::to_string).collect();
+                return Err(CatalogError::Evaluation {
+                    structure: spec.name.clone(),
+                    at: format!("output `{name}`"),
+                    reason: format!(
+                        "declared as [{}]; the values made have the shape {:?}",
+                        declared.join(", "),
+                        made.dims()
+                    ),
+                });
+            }
+        }
         let error = worst(&reference, &spec.call_dataflow(axes, &feed)?, spec)?;
         Ok(Some(error.max(spans(spec, &plain, &mut feed)?)))
     }

@@ -438,3 +438,109 @@ fn a_size_that_becomes_a_divisor_of_zero_is_told_when_it_does() {
         "{e}"
     );
 }
+
+/// A pipe where a document should be: opening it would wait for a writer.
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_refused_and_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("structure.yaml");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    if !made.is_ok_and(|status| status.success()) {
+        println!("skipped: no mkfifo here");
+        return;
+    }
+    let refused = structures_catalog::document::read(&pipe).unwrap_err();
+    assert!(refused.to_string().contains("regular file"), "{refused}");
+}
+
+const MANY: &str = "
+name: many
+version: 1
+boundary:
+  inputs: [{name: x, dims: [M, D]}]
+  outputs: [{name: y, dims: [M, D]}]
+weights: {}
+variants: {AXES}
+gates: {parity: [cosine]}
+slots: {at: graph}
+dataflow:
+  spans: {all: {in: [x], out: [y]}}
+  ops:
+";
+
+/// What a document may cost is bounded, whatever it says.
+#[test]
+fn operations_in_all_combinations_are_bounded() {
+    let axes = |n: usize| -> String {
+        let one = |i: usize| format!("a{i}: {{host: true, values: [p, q], default: p}}");
+        (0..n).map(one).collect::<Vec<_>>().join(", ")
+    };
+    let document = |n_axes: usize, ops: usize| {
+        let mut text = MANY.replace("AXES", &axes(n_axes));
+        let mut from = "x".to_string();
+        for i in 0..ops {
+            let to = if i + 1 == ops {
+                "y".into()
+            } else {
+                format!("v{i}")
+            };
+            let anchor = if i == 0 { ", anchor: true" } else { "" };
+            text += &format!("    - {{let: {to}, op: scale, in: [{from}]{anchor}}}\n");
+            from = to;
+        }
+        text
+    };
+    let load = |text: &str| {
+        Catalog::builtin()
+            .unwrap()
+            .with_document("many", "many.yaml", text)
+    };
+    load(&document(0, 20)).unwrap();
+    let refused = load(&document(6, 2000)).err().unwrap().to_string();
+    assert!(
+        refused.contains("128000") || refused.contains("2000 operations"),
+        "{refused}"
+    );
+    assert!(refused.contains("many.yaml:"), "{refused}");
+}
+
+/// An output declared otherwise than it is made is found by verify.
+#[test]
+fn verify_holds_outputs_to_their_declared_dims() {
+    let text = "
+name: wide
+version: 1
+boundary:
+  inputs: [{name: x, dims: [M, K]}]
+  outputs: [{name: y, dims: [M, N]}]
+weights: {w: [K, N]}
+gates: {parity: [cosine]}
+slots: {at: graph}
+dataflow:
+  spans: {all: {in: [x], out: [y]}}
+  ops:
+    - {let: y, op: linear, in: [x, w], anchor: true}
+";
+    let rows = |text: &str| {
+        let catalog = Catalog::builtin()
+            .unwrap()
+            .with_document("wide", "wide.yaml", text)
+            .unwrap();
+        structures_catalog::verify::verify_spec(catalog.get("wide").unwrap())
+    };
+    assert!(rows(text).iter().all(|r| r.failure.is_none()));
+    for wrong in ["[M, K]", "[M, N+1]", "[M, N, 7]", "[M, N/(N-N)]"] {
+        let rows = rows(&text.replace(
+            "name: y, dims: [M, N]",
+            &format!(
+                    "name: y, dims: {:?}",
+                    wrong
+                        .trim_matches(['[', ']'])
+                        .split(", ")
+                        .collect::<Vec<_>>()
+                ),
+        ));
+        assert!(rows.iter().any(|r| r.failure.is_some()), "{wrong}");
+    }
+}
