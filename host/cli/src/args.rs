@@ -50,6 +50,9 @@ pub struct Global {
     /// Directory with more binding files (repeatable).
     #[arg(long, global = true, value_name = "DIR")]
     pub bindings: Vec<PathBuf>,
+    /// Recorded decisions; default: `decisions.json` in the user's data directory.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub decisions: Option<PathBuf>,
     /// Threads of both arms; default: the cores this process may use.
     #[arg(long, global = true, value_name = "N", env = "STRUCTURES_THREADS")]
     pub threads: Option<usize>,
@@ -106,6 +109,18 @@ pub enum Command {
         /// A receipt file.
         receipt: PathBuf,
     },
+    /// Receipts: whether they still hold, and what is different here.
+    Receipts {
+        /// What to do.
+        #[command(subcommand)]
+        action: ReceiptsAction,
+    },
+    /// Recorded decisions: which form won where.
+    Decisions {
+        /// Default: list.
+        #[command(subcommand)]
+        action: Option<DecisionsAction>,
+    },
     /// Generate text, greedily.
     Generate(GenerateArgs),
     /// Print shell completions.
@@ -135,6 +150,82 @@ pub enum PluginsAction {
     Lock,
     /// Forget the cache of scans and the quarantine, and look again.
     Rescan,
+}
+
+/// `receipts ...`
+#[derive(Subcommand, Debug)]
+pub enum ReceiptsAction {
+    /// Check digest and fields, and name every difference between the record and here.
+    Verify {
+        /// Receipt files.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// Refuse a receipt that was made under other conditions.
+        #[arg(long)]
+        strict: bool,
+    },
+}
+
+/// `decisions ...`
+#[derive(Subcommand, Debug)]
+pub enum DecisionsAction {
+    /// Every recorded decision, those of other devices included.
+    List,
+    /// Take over what is not decided here yet; the local entry wins.
+    Import {
+        /// A file of decisions.
+        file: PathBuf,
+    },
+    /// Race the forms of a model's structures and record the winners, or record one by hand.
+    Record(RecordArgs),
+}
+
+/// `decisions record`
+#[derive(Args, Debug)]
+pub struct RecordArgs {
+    /// Race on this model: a checkpoint directory, a .gguf file, or `demo`.
+    #[arg(required_unless_present = "winner", conflicts_with = "winner")]
+    pub model: Option<String>,
+    /// Structures to race; all when left out. With --winner: the one it is about.
+    #[arg(long, value_delimiter = ',')]
+    pub structures: Vec<String>,
+    /// Record this by hand: PLUGIN:FORM, or `host`.
+    #[arg(long, value_name = "PLUGIN:FORM", requires = "structures")]
+    pub winner: Option<String>,
+    /// Rows the decision by hand is about, `1` or `1..16`.
+    #[arg(long, value_name = "ROWS", default_value = "1", value_parser = rows)]
+    pub rows: [u64; 2],
+    /// Scheme whose statistics the forms may use.
+    #[arg(long, default_value = "auto")]
+    pub scheme: String,
+    /// Default: decode for models that give a distribution, else prefill.
+    #[arg(long, value_enum)]
+    pub workload: Option<WorkloadArg>,
+    /// Which samples.
+    #[command(flatten)]
+    pub samples: SampleArgs,
+    /// Race only this form of a structure (repeatable), `STRUCTURE=PLUGIN[:FORM]`.
+    #[arg(long, value_name = "STRUCTURE=PLUGIN[:FORM]")]
+    pub pin: Vec<String>,
+}
+
+/// `8`, or `1..16` with both ends in it.
+fn rows(text: &str) -> Result<[u64; 2], String> {
+    let number = |t: &str| -> Result<u64, String> {
+        match t.trim().trim_start_matches('=').parse() {
+            Ok(0) => Err("rows start at 1".into()),
+            Ok(n) => Ok(n),
+            Err(e) => Err(format!("expected ROWS or FIRST..LAST: {e}")),
+        }
+    };
+    let (lo, hi) = match text.split_once("..") {
+        Some((lo, hi)) => (number(lo)?, number(hi)?),
+        None => (number(text)?, number(text)?),
+    };
+    if lo > hi {
+        return Err(format!("expected the smaller number first, found {text}"));
+    }
+    Ok([lo, hi])
 }
 
 /// `catalog ...`
