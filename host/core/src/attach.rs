@@ -170,7 +170,6 @@ struct Prepared<'a> {
     host: &'a Host,
     model: &'a Loaded,
     options: &'a Options,
-    samples: &'a Samples,
     workload: Workload,
     kind: OutputKind,
     survey: Survey<'a>,
@@ -254,11 +253,12 @@ impl<'a> Prepared<'a> {
             workload,
             options.all_positions,
         )?;
-        calibration.note.held_out = if fitted.is_empty() || !samples.fit_residual() {
-            judged.len()
-        } else {
-            0
-        };
+        // A judged sample that was fitted too says nothing about others, however it got there.
+        let seen = judged
+            .iter()
+            .filter(|j| fitted.contains(&j.as_slice()))
+            .count();
+        calibration.note.held_out = judged.len() - seen;
         for (i, seam) in seams.iter_mut().enumerate() {
             seam.rows = rows.get(&i).cloned().unwrap_or_default();
             for point in &seam.points {
@@ -305,7 +305,6 @@ impl<'a> Prepared<'a> {
             host,
             model,
             options,
-            samples,
             workload,
             kind,
             survey,
@@ -538,7 +537,7 @@ impl<'a> Prepared<'a> {
             floors: self.options.floors.clone(),
             min_speedup: self.options.min_speedup,
             schedule: self.options.schedule,
-            judged_on: self.judged_on().into(),
+            judged_on: self.judged_on(),
             row_note: row_note(self.seams.first().map_or(&[], |s| s.rows.as_slice())),
             progress,
         }
@@ -772,11 +771,17 @@ impl<'a> Prepared<'a> {
         Ok(Some(note))
     }
 
-    fn judged_on(&self) -> &'static str {
-        if self.samples.fit_residual() && !self.scheme_plan.is_empty() {
-            "the samples scales were fitted on (a fit residual)"
-        } else {
-            "held-out samples"
+    /// Some of the judged samples are among those the scales were fitted on.
+    fn fit_residual(&self) -> bool {
+        self.calibration.note.held_out < self.judged.len()
+    }
+
+    fn judged_on(&self) -> String {
+        let (held_out, all) = (self.calibration.note.held_out, self.judged.len());
+        match held_out {
+            _ if !self.fit_residual() => "held-out samples".into(),
+            0 => "the samples scales were fitted on (a fit residual)".into(),
+            n => format!("{n} held-out samples of {all}, the rest a fit residual"),
         }
     }
 
@@ -853,7 +858,7 @@ impl<'a> Prepared<'a> {
             },
             calibration: CalibrationNote {
                 note,
-                fit_residual: self.samples.fit_residual() && !self.scheme_plan.is_empty(),
+                fit_residual: self.fit_residual(),
                 rows: self.rows(),
             },
             control: ControlNote {

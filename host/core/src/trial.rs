@@ -86,7 +86,8 @@ impl Trial<'_> {
             };
             // What a form may promise is capped by its formats, whatever it declares.
             let tolerance = form.tolerance.min(structures_loader::tolerance_cap(form));
-            if let Err(reason) = self.compare(&inputs, &want, &got, weights, tolerance)? {
+            let unit = rounding(form);
+            if let Err(reason) = self.within(&inputs, &want, &got, weights, tolerance, unit)? {
                 return Ok(Err(("bind_parity", format!("{reason}, at {rows} rows"))));
             }
             // Another poison: what is read before it is written shows here, and so does state that is kept.
@@ -112,6 +113,20 @@ impl Trial<'_> {
         weights: &[NamedWeight],
         tolerance: f64,
     ) -> Result<Result<(), String>, Error> {
+        let unit = f64::from(f32::EPSILON);
+        self.within(inputs, want, got, weights, tolerance, unit)
+    }
+
+    /// As `compare`, for outputs that were rounded to a relative `unit` at last.
+    fn within(
+        &self,
+        inputs: &[(String, Option<Tensor>)],
+        want: &[(String, Tensor)],
+        got: &[Tensor],
+        weights: &[NamedWeight],
+        tolerance: f64,
+        unit: f64,
+    ) -> Result<Result<(), String>, Error> {
         let tails = self.tails(inputs, weights)?;
         for ((name, want), got) in want.iter().zip(got) {
             let (mut got, mut want) = (flat(got)?, flat(want)?);
@@ -127,8 +142,8 @@ impl Trial<'_> {
                     *g -= t;
                     *w -= t;
                 }
-                // Both sides rounded their sum to f32 before the tail was taken off again.
-                tolerance += f64::from(f32::EPSILON) * whole / norm(&want).max(f64::MIN_POSITIVE);
+                // The sum was rounded before the tail was taken off again.
+                tolerance += unit * whole / norm(&want).max(f64::MIN_POSITIVE);
             }
             if let Some(refusal) = bind_parity(&got, &want, tolerance).refusal() {
                 return Ok(Err(format!("output `{name}`: {}", refusal.reason)));
@@ -257,6 +272,15 @@ pub fn reference(
                 })
         })
         .collect()
+}
+
+/// The relative rounding unit of a form's outputs.
+fn rounding(form: &FormDecl) -> f64 {
+    match form.rounds.as_deref() {
+        Some("bf16") => 2f64.powi(-8),
+        Some("f16") => 2f64.powi(-11),
+        _ => f64::from(f32::EPSILON),
+    }
 }
 
 /// Values behind the end of every output that no form may touch.
