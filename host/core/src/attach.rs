@@ -4,6 +4,7 @@
 //! row of the receipt, and the door itself fails only when nothing can be judged at all.
 
 mod adjudicate;
+mod door;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -37,6 +38,7 @@ use crate::stats::{self, Calibration, Collector};
 use crate::workload::{Runner, Scores, Workload};
 
 pub use adjudicate::{adjudicate, Adjudication};
+pub use door::{Certified, Handle, DEFAULT_FLOOR};
 
 /// What a caller may choose.
 #[derive(Clone, Debug)]
@@ -71,6 +73,14 @@ pub struct Attachment {
     pub seats: Vec<Arc<Seat>>,
     /// The host's plan with the active seats.
     pub plan: Plan,
+}
+
+impl Attachment {
+    /// Takes every seat off and keeps the record. The model was never changed: a plan held the seats, and with it they
+    /// are gone; whoever still holds another handle to a seat holds only its ledger.
+    pub fn detach(self) -> Receipt {
+        self.receipt
+    }
 }
 
 /// See the module.
