@@ -8,6 +8,7 @@ mod devices;
 mod discover;
 mod explain;
 mod generate;
+mod new_plugin;
 mod plugins;
 mod probe;
 
@@ -132,6 +133,7 @@ pub fn run(command: Command, cx: &Context<'_>) -> Result<u8, Failure> {
         Command::Attach(args) => attach::run(&args, cx),
         Command::Explain { receipt } => explain::run(&receipt, cx),
         Command::Generate(args) => generate::run(&args, cx),
+        Command::NewPlugin(args) => new_plugin::run(&args, cx),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "structures", &mut text);
