@@ -123,6 +123,8 @@ pub enum Command {
     },
     /// Generate text, greedily.
     Generate(GenerateArgs),
+    /// Write a backend to start from: it builds, has its own tests, and does what it declares.
+    NewPlugin(NewPluginArgs),
     /// Print shell completions.
     Completions {
         /// Which shell.
@@ -294,6 +296,32 @@ pub struct ProbeArgs {
     /// Sizes of symbols, `D=576,F=1536`; what is not given takes a size the form admits.
     #[arg(long, value_delimiter = ',', value_name = "SYMBOL=SIZE")]
     pub dims: Vec<String>,
+}
+
+/// Language of a new plugin.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lang {
+    /// A crate of its own.
+    Rust,
+    /// Sources and a Makefile.
+    C,
+}
+
+/// `new-plugin`
+#[derive(Args, Debug)]
+pub struct NewPluginArgs {
+    /// Its id: `[a-z0-9][a-z0-9_-]*`.
+    pub name: String,
+    /// Language.
+    #[arg(long, value_enum, default_value_t = Lang::Rust)]
+    pub lang: Lang,
+    /// The directory to write, new or empty; default: NAME in the working directory.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Where Cargo finds structures-plugin-api: a directory, or a version of the registry; default: the one this
+    /// program was built beside, else its version.
+    #[arg(long, value_name = "PATH|VERSION")]
+    pub api: Option<String>,
 }
 
 /// `discover`

@@ -8,6 +8,7 @@ mod commands;
 mod failure;
 mod out;
 mod progress;
+mod scaffold;
 mod writable;
 
 use std::io::{IsTerminal, Write};

@@ -9,6 +9,7 @@ mod devices;
 mod discover;
 mod explain;
 mod generate;
+mod new_plugin;
 mod plugins;
 mod probe;
 mod receipts;
@@ -163,6 +164,7 @@ pub fn run(command: Command, cx: &Context<'_>) -> Result<u8, Failure> {
         Command::Receipts { action } => receipts::run(&action, cx),
         Command::Decisions { action } => decisions::run(action, cx),
         Command::Generate(args) => generate::run(&args, cx),
+        Command::NewPlugin(args) => new_plugin::run(&args, cx),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "structures", &mut text);
