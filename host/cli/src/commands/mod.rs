@@ -4,6 +4,7 @@ mod attach;
 mod bindings;
 mod calibrate;
 mod catalog;
+mod conform;
 mod devices;
 mod discover;
 mod explain;
@@ -132,6 +133,7 @@ pub fn run(command: Command, cx: &Context<'_>) -> Result<u8, Failure> {
         Command::Attach(args) => attach::run(&args, cx),
         Command::Explain { receipt } => explain::run(&receipt, cx),
         Command::Generate(args) => generate::run(&args, cx),
+        Command::Conform(args) => conform::run(&args, cx),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "structures", &mut text);
@@ -139,7 +141,7 @@ pub fn run(command: Command, cx: &Context<'_>) -> Result<u8, Failure> {
             Ok(0)
         }
         // Ended in `main`.
-        Command::ScanPlugin { .. } => Ok(0),
+        Command::ScanPlugin { .. } | Command::ConformCheck { .. } => Ok(0),
     }
 }
 
