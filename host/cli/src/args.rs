@@ -125,10 +125,18 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Write a backend to start from: it builds, has its own tests, and does what it declares.
     NewPlugin(NewPluginArgs),
+    /// Validate a plugin, for its author: every check in a process of its own.
+    Conform(ConformArgs),
     /// Print shell completions.
     Completions {
         /// Which shell.
         shell: Shell,
+    },
+    /// One check of `conform`, in a process that exists for it.
+    #[command(hide = true, name = "__conform-check")]
+    ConformCheck {
+        /// What to do, as JSON.
+        task: String,
     },
     /// Describe one library on stdout; what the scan runs in a child process.
     #[command(hide = true)]
@@ -374,6 +382,29 @@ pub struct CalibrateArgs {
     /// Where the precision spec goes.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
+}
+
+/// `conform`
+#[derive(Args, Debug)]
+pub struct ConformArgs {
+    /// The library.
+    #[arg(value_name = "PLUGIN.so")]
+    pub plugin: PathBuf,
+    /// Only these forms, `STRUCTURE` or `STRUCTURE/FORM`.
+    #[arg(long, value_delimiter = ',', value_name = "STRUCTURE[/FORM]")]
+    pub forms: Vec<String>,
+    /// First seed of everything that is generated.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Most generated cases of one check of one form; default: each check's own number.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub cases: Option<usize>,
+    /// Longest time of one check, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: u64,
+    /// Only this check, and of what it generates only this seed; what a failure says to repeat it.
+    #[arg(long, value_name = "CHECK:SEED")]
+    pub replay: Option<String>,
 }
 
 /// What is judged.

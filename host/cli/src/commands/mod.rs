@@ -4,6 +4,7 @@ mod attach;
 mod bindings;
 mod calibrate;
 mod catalog;
+mod conform;
 mod decisions;
 mod devices;
 mod discover;
@@ -165,6 +166,7 @@ pub fn run(command: Command, cx: &Context<'_>) -> Result<u8, Failure> {
         Command::Decisions { action } => decisions::run(action, cx),
         Command::Generate(args) => generate::run(&args, cx),
         Command::NewPlugin(args) => new_plugin::run(&args, cx),
+        Command::Conform(args) => conform::run(&args, cx),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "structures", &mut text);
@@ -172,7 +174,7 @@ pub fn run(command: Command, cx: &Context<'_>) -> Result<u8, Failure> {
             Ok(0)
         }
         // Ended in `main`.
-        Command::ScanPlugin { .. } => Ok(0),
+        Command::ScanPlugin { .. } | Command::ConformCheck { .. } => Ok(0),
     }
 }
 
