@@ -79,9 +79,15 @@ pub struct FormDecl {
     /// bind-parity reference.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scale_groups: Vec<Vec<String>>,
-    /// Format activations are rounded through at each declared point, `none` when they are not.
+    /// Format activations are rounded through at each point listed in `statistics`, `none` when they
+    /// are not. Static under the point's `(amax, tensor)`, else under a scale each row has of its
+    /// own; a point that needs no measurement is listed with `(none, tensor)`.
     #[serde(default = "none_text")]
     pub activation_format: String,
+    /// Whether input channels are balanced before packing, by the `(amax, channel)` of each point:
+    /// the products that read the point pack `W * s` and read `x / s` (`formats::Balance`).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub balances: bool,
     /// Largest relative L2 error at bind parity this form promises.
     pub tolerance: f64,
     /// Rounds activations to this dtype on a wider host (`bf16`), absent when it does not.
@@ -261,6 +267,9 @@ pub struct BindParams {
     pub outputs: Vec<String>,
     /// Names of the span's state regions, in call order.
     pub states: Vec<String>,
+    /// Parameters of the scheme's route (`alpha`, `clamp`, ...); empty where it has none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub scheme: BTreeMap<String, serde_json::Value>,
 }
 
 impl Description {
@@ -326,6 +335,7 @@ impl FormDecl {
             weight_format: WeightFormat::None,
             scale_groups: Vec::new(),
             activation_format: none_text(),
+            balances: false,
             tolerance: 1e-4,
             rounds: None,
             precision_rank: 0,
@@ -386,6 +396,10 @@ impl DimBand {
 
 fn none_text() -> String {
     "none".into()
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 fn one() -> u64 {

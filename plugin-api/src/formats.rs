@@ -5,14 +5,18 @@
 //! them against these. Codes and scales equal the oracle's (`calibration.json`) one by one; the
 //! formulas are quoted where they are used.
 //!
-//! Not here: layouts of packed buffers (a form's own) and channel balance (calibration).
+//! Not here: layouts of packed buffers (a form's own).
 
+mod activations;
+mod balance;
 mod fp8;
 mod half;
 mod int8;
 mod nvfp4;
 mod weights;
 
+pub use activations::{fake_quant_int8, ActivationRounding};
+pub use balance::Balance;
 pub use fp8::{
     e4m3_to_f32, e5m2_to_f32, f32_to_e4m3, f32_to_e4m3_saturating, f32_to_e5m2,
     f32_to_e5m2_saturating, fake_quant_e4m3, fp8_scale, fp8_scale_f64, quantise_e4m3, E4M3_MAX,

@@ -138,7 +138,7 @@ pub fn auto_swaps(
                         bound = Some(b);
                         break;
                     }
-                    Err(refused) => prepared.refused.push(refused.note),
+                    Err(refused) => prepared.refuse(refused.note),
                 }
             }
             taken.extend(bound);
@@ -224,6 +224,20 @@ impl<'a> Prepared<'a> {
         let mut seams: Vec<schemes::Seam> =
             survey.sites.iter().map(|s| scheme_seam(host, s)).collect();
         let scheme_plan = schemes::plan(selected.scheme.as_ref(), &seams)?;
+        // Known before a sample is spent, and recorded then.
+        let refused = scheme_plan
+            .undelivered_forms(selected.scheme.as_ref(), &seams)
+            .into_iter()
+            .map(|form| RefusalNote {
+                path: survey.sites[form.seam].seam.path.clone(),
+                structure: seams[form.seam].structure.clone(),
+                stage: "plan".into(),
+                code: "statistic_unmeasurable".into(),
+                reason: form.reason,
+                plugin: Some(form.plugin),
+                form: Some(form.form),
+            })
+            .collect();
 
         // A scheme that asks for no statistic spends no sample on fitting.
         let judged: Vec<Vec<u32>> = if scheme_plan.is_empty() {
@@ -326,9 +340,23 @@ impl<'a> Prepared<'a> {
             calibration,
             contents,
             judged,
-            refused: Vec::new(),
+            refused,
             kept,
         })
+    }
+
+    /// Records a refusal, unless the plan already told the same of this form here.
+    fn refuse(&mut self, note: RefusalNote) {
+        let same = |told: &RefusalNote| {
+            told.path == note.path
+                && told.structure == note.structure
+                && told.code == note.code
+                && told.plugin == note.plugin
+                && told.form == note.form
+        };
+        if !self.refused.iter().any(same) {
+            self.refused.push(note);
+        }
     }
 
     /// Sites the scheme did not keep on the host.
@@ -493,6 +521,15 @@ impl<'a> Prepared<'a> {
                 return not(blank("rounds_not_allowed", reason));
             }
         }
+        let scheme = match &self.decisions[site] {
+            Decision::Route { params, .. } => {
+                if let Some(reason) = schemes::unserved(params, &form) {
+                    return not(blank("format_no_variant", reason));
+                }
+                params.clone().into_iter().collect()
+            }
+            _ => BTreeMap::new(),
+        };
         let Some(plugin) = self.host.registry.plugin(choice.plugin) else {
             let reason = format!("plugin `{}` is not loaded", choice.plugin);
             return not(blank("plugin_unknown", reason));
@@ -502,6 +539,7 @@ impl<'a> Prepared<'a> {
             calibration: &self.calibration,
             contents: &self.contents,
             on_guard_fail: self.options.on_guard_fail,
+            scheme: &scheme,
         };
         bench.bind(s, span, choice, plugin, rows)
     }
@@ -704,7 +742,7 @@ impl<'a> Prepared<'a> {
                         verdict = Some((refused.note.code.clone(), reason));
                         break;
                     }
-                    self.refused.push(refused.note);
+                    self.refuse(refused.note);
                 }
             }
         }
@@ -1029,6 +1067,7 @@ fn scheme_form(choice: &Choice<'_>) -> schemes::Form {
             .iter()
             .map(|s| schemes::Want::new(&s.point, &s.statistic, &s.granularity))
             .collect(),
+        wires: choice.form.wires.clone(),
         rows: choice.form.band.rows,
     }
 }

@@ -17,6 +17,7 @@ use structures_loader::{
 };
 use structures_plugin_api::abi;
 use structures_plugin_api::describe::{BindParams, FormDecl, ProbeShapes};
+use structures_plugin_api::formats::Balance;
 use structures_seams::{LocatedSpan, SlotWeight};
 
 use crate::choose::{variant_of, Choice};
@@ -59,6 +60,8 @@ pub struct Bench<'a> {
     pub contents: &'a HashMap<ValueId, Tensor>,
     /// What a contract miss does.
     pub on_guard_fail: OnGuardFail,
+    /// Parameters of the scheme's route, for the form.
+    pub scheme: &'a BTreeMap<String, serde_json::Value>,
 }
 
 impl Bench<'_> {
@@ -132,6 +135,11 @@ impl Bench<'_> {
             inputs: span.inputs.iter().map(|(n, _)| n.clone()).collect(),
             outputs: present(&span.outputs).map(|(n, _)| n.to_string()).collect(),
             states: span.states.iter().map(|(n, _)| n.clone()).collect(),
+            scheme: self.scheme.clone(),
+        };
+        let balance = match Balance::from_params(|name| self.scheme.get(name)) {
+            Ok(balance) => balance,
+            Err(reason) => return refuse("bind", "scheme_invalid", reason, false),
         };
         let bound = match bind_form(
             plugin,
@@ -160,6 +168,7 @@ impl Bench<'_> {
             inputs,
             row_axes: self.row_axes(span),
             outputs: present(&span.outputs).map(|(n, _)| n.to_string()).collect(),
+            balance,
         };
         match trial.run(form, &executable, &weights, &statistics, capacity) {
             Ok(Ok(())) => {}
@@ -215,6 +224,7 @@ impl Bench<'_> {
                 params: params.params,
                 dims: params.dims,
                 statistics,
+                scheme: params.scheme,
                 row_capacity: capacity as usize,
                 median_rows: median(rows),
                 note: site.notes.clone(),

@@ -17,7 +17,7 @@ use structures_plugin_api::describe::{BindParams, Entries, FormDecl, ProbeShapes
 use crate::bind::{bind_form, Loaded};
 use crate::error::Error;
 use crate::host::{admitted_shapes, Host};
-use crate::trial::{NamedWeight, Trial};
+use crate::trial::{point_width, NamedWeight, Trial};
 
 /// What is asked.
 #[derive(Clone, Debug, Default)]
@@ -461,6 +461,11 @@ impl Shaped {
 }
 
 impl Seeded {
+    fn has(&self, name: &str) -> bool {
+        self.weights.iter().any(|w| w.name == name)
+            || self.inputs.iter().any(|(n, t)| n == name && t.is_some())
+    }
+
     fn launch(
         &self,
         spec: &Spec,
@@ -480,10 +485,10 @@ impl Seeded {
             .iter()
             .map(|s| {
                 let n = match s.granularity.as_str() {
-                    "channel" => self
-                        .inputs
-                        .iter()
-                        .find_map(|(_, t)| t.as_ref().and_then(|t| t.dims().last().copied())),
+                    "channel" => spec
+                        .expand(variant, &|n| self.has(n))
+                        .ok()
+                        .and_then(|plain| point_width(&plain, &s.point, &self.weights)),
                     _ => Some(1),
                 };
                 let key = format!("{}|{}|{}", s.point, s.statistic, s.granularity);
@@ -503,6 +508,7 @@ impl Seeded {
             inputs: self.inputs.iter().map(|(n, _)| n.clone()).collect(),
             outputs: self.outputs.clone(),
             states: Vec::new(),
+            scheme: BTreeMap::new(),
         };
         let bound = bind_form(
             plugin,
@@ -525,6 +531,7 @@ impl Seeded {
             inputs: self.inputs.clone(),
             row_axes: self.row_axes.clone(),
             outputs: self.outputs.clone(),
+            balance: structures_plugin_api::formats::Balance::default(),
         };
         let verdict = trial.run(form, &bound, &self.weights, &statistics, rows)?;
         Ok(verdict.map_err(|(code, reason)| (code.to_string(), reason)))

@@ -262,6 +262,9 @@ pub struct SeatNote {
     pub activation_format: String,
     /// `point|statistic|granularity` -> values.
     pub statistics: BTreeMap<String, Vec<f32>>,
+    /// Parameters of the scheme's route.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub scheme: BTreeMap<String, Json>,
     /// Row capacity bound.
     pub row_capacity: usize,
     /// Median of the rows observed here under the workload.

@@ -116,6 +116,7 @@ pub fn replay(
             calibration: &calibration,
             contents: &contents,
             on_guard_fail,
+            scheme: &note.scheme,
         };
         let bound = bench
             .bind(site, span, choice, plugin, &bound_rows)

@@ -12,7 +12,7 @@ use structures_catalog::{CatalogError, Feed, Spec};
 use structures_graph::{Attrs, Layout, OpKind};
 use structures_plugin_api::describe::{FormDecl, WeightFormat};
 use structures_plugin_api::formats::{
-    fake_quant_e4m3, fp8_scale, round_weights_jointly, WeightMatrix,
+    round_weights_jointly, ActivationRounding, Balance, WeightMatrix,
 };
 
 use crate::error::Error;
@@ -45,7 +45,12 @@ pub struct Trial<'a> {
     pub row_axes: Vec<Option<usize>>,
     /// Outputs that are made, in order.
     pub outputs: Vec<String>,
+    /// How a balancing form was told to balance.
+    pub balance: Balance,
 }
+
+/// Weight slot -> factor of every input channel, for the weights that a balancing form scales before it packs them.
+pub type ChannelFactors = BTreeMap<String, Vec<f32>>;
 
 impl Trial<'_> {
     /// Compares the form with the reference at the largest and the smallest row count it serves, and with itself.
@@ -58,14 +63,23 @@ impl Trial<'_> {
         statistics: &BTreeMap<String, Vec<f32>>,
         capacity: u64,
     ) -> Result<Result<(), (&'static str, String)>, Error> {
-        if !matches!(form.activation_format.as_str(), "none" | "e4m3") {
+        if ActivationRounding::of(&form.activation_format, None).is_none() {
             let reason = format!(
-                "the host's reference cannot round activations through `{}`; it knows none and e4m3",
-                form.activation_format
+                "the host's reference cannot round activations through `{}`; it knows {}",
+                form.activation_format,
+                ActivationRounding::NAMES.join(", ")
             );
             return Ok(Err(("format_no_variant", reason)));
         }
-        let rounded = round_weights(weights, form)?;
+        let factors = match form.balances {
+            false => ChannelFactors::new(),
+            true => {
+                let given = |n: &str| self.inputs.iter().any(|(i, t)| i == n && t.is_some());
+                let plain = self.plain(&|n| given(n) || weights.iter().any(|w| w.name == n))?;
+                channel_factors(&plain, form, statistics, &self.balance)
+            }
+        };
+        let rounded = round_weights(weights, form, &factors)?;
         let available = self
             .inputs
             .iter()
@@ -176,6 +190,7 @@ impl Trial<'_> {
             &self.outputs,
             form,
             statistics,
+            &self.balance,
         )
     }
 
@@ -224,23 +239,23 @@ pub fn reference(
     outputs: &[String],
     form: &FormDecl,
     statistics: &BTreeMap<String, Vec<f32>>,
+    balance: &Balance,
 ) -> Result<Vec<(String, Tensor)>, Error> {
-    let scale_of = |point: &str| -> Option<f32> {
-        if form.activation_format != "e4m3" {
-            return None;
-        }
-        statistics
-            .get(&format!("{point}|amax|tensor"))?
-            .first()
-            .map(|a| fp8_scale(*a))
+    let rounding_of = |point: &str| -> Option<ActivationRounding> {
+        form.statistics.iter().find(|s| s.point == point)?;
+        let amax = statistics.get(&format!("{point}|amax|tensor"));
+        let amax = amax.and_then(|values| values.first().copied());
+        ActivationRounding::of(&form.activation_format, amax)
+            .filter(|rounding| *rounding != ActivationRounding::None)
     };
+    let factors_of = |point: &str| factors_at(point, form, statistics, balance);
     let at = |name: &str| structures_graph::GraphError::Malformed {
         phase: "reference".into(),
         at: name.into(),
         what: "cannot be rounded through its format".into(),
     };
     let round = |name: &str, t: Tensor| -> Result<Tensor, CatalogError> {
-        let Some(scale) = scale_of(name) else {
+        let Some(rounding) = rounding_of(name) else {
             return Ok(t);
         };
         let dims = t.dims().to_vec();
@@ -249,7 +264,12 @@ pub fn reference(
             .and_then(|t| t.flatten_all())
             .and_then(|t| t.to_vec1::<f32>())
             .map_err(|_| at(name))?;
-        fake_quant_e4m3(&mut data, scale);
+        let width = dims.last().copied().unwrap_or(1);
+        // The form reads `x / s`; its weights carry the `s` that is put back here.
+        let factors = factors_of(name).filter(|factors| factors.len() == width);
+        scale_channels(&mut data, factors.as_deref(), |s| 1.0 / s);
+        rounding.round(&mut data, width);
+        scale_channels(&mut data, factors.as_deref(), |s| s);
         Ok(Tensor::from_vec(data, dims, &Device::Cpu).map_err(|_| at(name))?)
     };
     let feed = Feed {
@@ -272,6 +292,70 @@ pub fn reference(
                 })
         })
         .collect()
+}
+
+/// The factors at a point that a form balances by.
+fn factors_at(
+    point: &str,
+    form: &FormDecl,
+    statistics: &BTreeMap<String, Vec<f32>>,
+    balance: &Balance,
+) -> Option<Vec<f32>> {
+    let amax = statistics.get(&format!("{point}|amax|channel"));
+    amax.filter(|_| form.balances).map(|a| balance.factors(a))
+}
+
+/// Which weights a balancing form scales, and by what: those of the products that read a point it balances by.
+pub fn channel_factors(
+    plain: &Plain,
+    form: &FormDecl,
+    statistics: &BTreeMap<String, Vec<f32>>,
+    balance: &Balance,
+) -> ChannelFactors {
+    let mut found = ChannelFactors::new();
+    for s in form
+        .statistics
+        .iter()
+        .filter(|s| s.granularity == "channel")
+    {
+        let Some(factors) = factors_at(&s.point, form, statistics, balance) else {
+            continue;
+        };
+        let value = plain.resolve(&s.point);
+        for op in plain.ops.iter().filter(|op| op.kind == OpKind::Linear) {
+            if let [Some(x), Some(w), ..] = op.inputs.as_slice() {
+                if x == value || *x == s.point {
+                    found.insert(w.clone(), factors.clone());
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Channels of a point: the inputs of a product that reads it.
+pub fn point_width(plain: &Plain, point: &str, weights: &[NamedWeight]) -> Option<usize> {
+    let value = plain.resolve(point);
+    let products = plain.ops.iter().filter(|op| op.kind == OpKind::Linear);
+    products
+        .filter_map(|op| match op.inputs.as_slice() {
+            [Some(x), Some(w), ..] if x == value || x == point => {
+                weights.iter().find(|have| have.name == *w)
+            }
+            _ => None,
+        })
+        .find_map(|w| match (w.layout, w.tensor.dims()) {
+            (Layout::InOut, [k, _]) | (Layout::OutIn, [_, k]) => Some(*k),
+            _ => None,
+        })
+}
+
+fn scale_channels(data: &mut [f32], factors: Option<&[f32]>, by: impl Fn(f32) -> f32) {
+    if let Some(factors) = factors {
+        for row in data.chunks_mut(factors.len().max(1)) {
+            row.iter_mut().zip(factors).for_each(|(v, s)| *v *= by(*s));
+        }
+    }
 }
 
 /// The relative rounding unit of a form's outputs.
@@ -429,10 +513,11 @@ fn count(t: &Tensor) -> usize {
     t.elem_count() / t.dims().last().copied().unwrap_or(1).max(1)
 }
 
-/// The weights as the form's declared format keeps them.
+/// The weights as the form's declared format keeps them, balanced ones with their factors taken off again.
 pub fn round_weights(
     weights: &[NamedWeight],
     form: &FormDecl,
+    factors: &ChannelFactors,
 ) -> Result<Vec<(String, Tensor)>, Error> {
     if form.weight_format == WeightFormat::None {
         return Ok(weights
@@ -460,6 +545,14 @@ pub fn round_weights(
         })
         .collect::<Result<_, candle_core::Error>>()
         .map_err(failed)?;
+    let scale = |by: &dyn Fn(f32) -> f32, buffers: &mut [Option<(Vec<f32>, usize, usize)>]| {
+        for (w, buffer) in weights.iter().zip(buffers) {
+            if let (Some((data, _, k)), Some(s)) = (buffer, factors.get(&w.name)) {
+                scale_channels(data, Some(s.as_slice()).filter(|s| s.len() == *k), by);
+            }
+        }
+    };
+    scale(&|s| s, &mut buffers);
     for group in scale_groups(weights, form) {
         let mut members: Vec<WeightMatrix<'_>> = buffers
             .iter_mut()
@@ -470,6 +563,7 @@ pub fn round_weights(
             .collect();
         round_weights_jointly(form.weight_format, &mut members);
     }
+    scale(&|s| 1.0 / s, &mut buffers);
     weights
         .iter()
         .zip(buffers)

@@ -13,7 +13,7 @@ use structures_catalog::Catalog;
 use structures_graph::{AttrValue, Attrs, Layout};
 use structures_plugin_api::describe::{FormDecl, WeightFormat};
 use structures_plugin_api::formats::{
-    fake_quant_e4m3, fp8_scale, round_bf16, round_weight, WeightMatrix,
+    fake_quant_e4m3, fp8_scale, round_bf16, round_weight, Balance, WeightMatrix,
 };
 
 const D: usize = 24;
@@ -253,6 +253,7 @@ impl Case {
             inputs: vec![("x".into(), Some(x))],
             row_axes: vec![Some(1)],
             outputs: vec!["out".into()],
+            balance: Balance::default(),
         };
         trial
             .run(

@@ -39,6 +39,8 @@ pub struct Leaf {
     pub points: &'static [&'static str],
     /// Points whose content is bound, whatever the format.
     pub content: &'static [&'static str],
+    /// Axis values under which those points are; all of them when empty.
+    pub points_under: &'static [(&'static str, &'static str)],
     /// Slots that are packed as one and so share a per-tensor scale.
     pub scale_groups: &'static [&'static [&'static str]],
     /// Axes of which not every value is accepted.
@@ -61,6 +63,7 @@ impl Leaf {
             spans,
             formats: &[Format::F32],
             points: &[],
+            points_under: &[],
             content: &[],
             scale_groups: &[],
             variants: &[],

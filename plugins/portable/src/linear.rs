@@ -4,7 +4,9 @@
 //! memory, whatever the number of rows, and weights are read once. Turning it is left to the pass
 //! that follows anyway (bias, activation, residual).
 
-use structures_plugin_api::formats::{e4m3_to_f32, f32_to_e4m3_saturating, fp8_scale};
+use structures_plugin_api::formats::{
+    e4m3_to_f32, f32_to_e4m3_saturating, fp8_scale, ActivationRounding, Balance,
+};
 use structures_plugin_api::sdk::{BindRequest, Failure, Host, Tensor};
 
 use crate::format::Format;
@@ -24,13 +26,24 @@ const LANES: usize = 16;
 #[derive(Debug)]
 pub struct Linear {
     weight: Packed,
-    /// Scale of the E4M3 activations; `None` when they are taken as they come.
-    activation: Option<f32>,
+    activation: Activation,
+}
+
+/// What is done to the values before they are multiplied.
+#[derive(Debug)]
+enum Activation {
+    /// E4M3 codes under a scale, which is applied to the sums.
+    Codes { scale: f32 },
+    /// Times a factor a channel where there are factors, then rounded.
+    Rounded {
+        inverse: Vec<f32>,
+        rounding: ActivationRounding,
+    },
 }
 
 impl Linear {
     /// Packs weights of dims `[K, N_i]` as one; `point` is where the activation's statistic was
-    /// taken.
+    /// taken. An empty one is none: what the product reads is no point, and is taken as it comes.
     pub fn bind(
         host: &Host,
         format: Format,
@@ -38,12 +51,36 @@ impl Linear {
         request: &BindRequest<'_>,
         point: &str,
     ) -> Result<Self, Failure> {
-        let activation = match format.quantises_activations() {
-            true => Some(fp8_scale(request.scalar_statistic(point, "amax")?)),
-            false => None,
+        let rounded = |name: &str, amax| match ActivationRounding::of(name, amax) {
+            Some(rounding) => Ok(rounding),
+            None => Err(Failure::refused("format_no_variant", name)),
+        };
+        let mut factors = None;
+        let activation = match format {
+            _ if point.is_empty() => Activation::plain(),
+            Format::Fp8Static => Activation::Codes {
+                scale: fp8_scale(request.scalar_statistic(point, "amax")?),
+            },
+            _ => {
+                let amax = match format.calibrated() {
+                    true => Some(request.scalar_statistic(point, "amax")?),
+                    false => None,
+                };
+                if format.balances() {
+                    let amax = request.statistic(point, "amax", "channel")?;
+                    let given = &request.params.scheme;
+                    let balance = Balance::from_params(|name| given.get(name));
+                    let balance = balance.map_err(|why| Failure::refused("scheme_invalid", why))?;
+                    factors = Some(balance.factors(&amax));
+                }
+                Activation::Rounded {
+                    inverse: factors.iter().flatten().map(|s| 1.0 / s).collect(),
+                    rounding: rounded(format.activations(), amax)?,
+                }
+            }
         };
         Ok(Linear {
-            weight: Packed::pack(host, format, parts)?,
+            weight: Packed::pack(host, format.weights(), parts, factors.as_deref())?,
             activation,
         })
     }
@@ -71,12 +108,25 @@ impl Linear {
         if rows == 0 {
             return;
         }
-        if let Some(scale) = self.activation {
-            host.parallel_chunks(x, GRAIN / 8, |_, values| {
-                for value in values {
-                    *value = e4m3_to_f32(f32_to_e4m3_saturating(*value / scale));
+        match &self.activation {
+            Activation::Codes { scale } => {
+                host.parallel_chunks(x, GRAIN / 8, |_, values| {
+                    for value in values {
+                        *value = e4m3_to_f32(f32_to_e4m3_saturating(*value / scale));
+                    }
+                });
+            }
+            Activation::Rounded { inverse, rounding } => {
+                if *rounding != ActivationRounding::None || !inverse.is_empty() {
+                    let rows = (GRAIN / 8 / k.max(1)).max(1);
+                    host.parallel_chunks(x, rows * k, |_, values| {
+                        for row in values.chunks_mut(k) {
+                            row.iter_mut().zip(inverse).for_each(|(v, f)| *v *= f);
+                        }
+                        rounding.round(values, k);
+                    });
                 }
-            });
+            }
         }
         let x = &*x;
         let channels = (GRAIN / (rows * k).max(1)).clamp(GROUP, n.max(GROUP));
@@ -105,10 +155,27 @@ impl Linear {
         }
         for (c, out) in out.chunks_exact_mut(rows).enumerate() {
             // One factor, formed in f32: `alpha = f32(s_act) * f32(s_w)`.
-            let alpha = self.activation.map_or(1.0, |s| s) * self.weight.scale(first + c);
+            let alpha = self.activation.scale() * self.weight.scale(first + c);
             if alpha != 1.0 {
                 out.iter_mut().for_each(|sum| *sum *= alpha);
             }
+        }
+    }
+}
+
+impl Activation {
+    fn plain() -> Self {
+        Activation::Rounded {
+            inverse: Vec::new(),
+            rounding: ActivationRounding::None,
+        }
+    }
+
+    /// What is left to be applied to the sums.
+    fn scale(&self) -> f32 {
+        match self {
+            Activation::Codes { scale } => *scale,
+            Activation::Rounded { .. } => 1.0,
         }
     }
 }
@@ -134,23 +201,27 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{noise, request_with_amax, transposed};
-    use structures_plugin_api::describe::WeightFormat;
-    use structures_plugin_api::formats::{amax, fake_quant_e4m3, round_weight, WeightMatrix};
+    use crate::testing::{channel_amax, noise, request_with_amax, transposed};
+    use structures_plugin_api::formats::{amax, round_weight, WeightMatrix};
 
     /// The product in f64, on weights and activations rounded as the format says.
     fn expected(format: Format, w: &[f32], x: &[f32], n: usize, k: usize) -> Vec<f64> {
         let (mut w, mut x) = (w.to_vec(), x.to_vec());
-        let weight_format = match format {
-            Format::F32 => WeightFormat::None,
-            Format::W8a16Static => WeightFormat::Int8PerChannel,
-            Format::Fp8Static => WeightFormat::Fp8PerTensor,
+        let factors = match format.balances() {
+            true => Balance::default().factors(&channel_amax(&x, k)),
+            false => vec![1.0; k],
         };
-        round_weight(weight_format, WeightMatrix::out_in(&mut w, n, k));
-        if format.quantises_activations() {
-            let scale = fp8_scale(amax(&x));
-            fake_quant_e4m3(&mut x, scale);
-        }
+        w.iter_mut()
+            .zip(factors.iter().cycle())
+            .for_each(|(w, s)| *w *= s);
+        x.iter_mut()
+            .zip(factors.iter().cycle())
+            .for_each(|(x, s)| *x *= 1.0 / s);
+        round_weight(format.weights(), WeightMatrix::out_in(&mut w, n, k));
+        let amax = format.calibrated().then(|| amax(&x));
+        ActivationRounding::of(format.activations(), amax)
+            .expect("known")
+            .round(&mut x, k);
         let rows = x.len() / k;
         (0..n * rows)
             .map(|i| {
@@ -162,6 +233,19 @@ mod tests {
             })
             .collect()
     }
+
+    const EVERY: [Format; 10] = [
+        Format::F32,
+        Format::Bf16,
+        Format::Bf16Pack,
+        Format::W8a16Static,
+        Format::W4a16Static,
+        Format::W8a8Static,
+        Format::W8a8Dynamic,
+        Format::Fp8Static,
+        Format::Nvfp4Dynamic,
+        Format::Nvfp4Balance,
+    ];
 
     #[test]
     fn every_format_computes_its_own_definition() {
@@ -176,8 +260,8 @@ mod tests {
             let (w, x) = (noise(n as u64, n * k), noise(k as u64, rows * k));
             let stored = transposed(&w, n, k);
             let weight = Tensor::from_f32(&stored, &[k, n]).expect("fits");
-            for format in Format::ALL {
-                let linear = request_with_amax(&["x"], &x, |request| {
+            for format in EVERY {
+                let linear = request_with_amax(&["x"], &x, k, |request| {
                     Linear::bind(&host, format, &[weight], request, "x")
                 })
                 .expect("binds");
@@ -202,7 +286,7 @@ mod tests {
         let w = noise(1, 6);
         let weight = Tensor::from_f32(&w, &[2, 3]).expect("fits");
         let bind = |format, point: &str| {
-            request_with_amax(&["x"], &[1.0], |request| {
+            request_with_amax(&["x"], &[1.0], 1, |request| {
                 Linear::bind(&host, format, &[weight], request, point)
             })
         };

@@ -5,14 +5,13 @@
 //! as they are stored on a device, one or two bytes each, and widened to f32 block by block when
 //! they are used.
 
+use structures_plugin_api::describe::WeightFormat;
 use structures_plugin_api::formats::{
-    amax, bf16_to_f32, f32_to_bf16, f32_to_e4m3_saturating, fp8_scale, int8_scale, quantise_int8,
-    E4M3_VALUES,
+    amax, bf16_to_f32, e2m1_to_f32, f32_to_bf16, f32_to_e4m3_saturating, fp8_scale, int8_scale,
+    nvfp4_global_scale, pack_nvfp4, quantise_int8, E4M3_VALUES, NVFP4_BLOCK,
 };
 use structures_plugin_api::sdk::{Failure, Host, Tensor};
 use structures_plugin_api::DType;
-
-use crate::format::Format;
 
 /// Channels that one piece of parallel packing does.
 const CHANNELS: usize = 16;
@@ -32,6 +31,8 @@ enum Codes {
     Bf16(Vec<u16>),
     E4m3(Vec<u8>),
     Int8(Vec<i8>),
+    /// Rows of [`nvfp4_row`] bytes: codes two a byte, then the scales of their blocks.
+    Nvfp4(Vec<u8>),
 }
 
 #[derive(Debug)]
@@ -39,24 +40,38 @@ enum Scale {
     One,
     Tensor(f32),
     Channel(Vec<f32>),
+    /// NVFP4's: what block scales are divided by.
+    Global(f32),
+}
+
+/// Bytes of codes and bytes of block scales of one NVFP4 channel.
+fn nvfp4_row(k: usize) -> (usize, usize) {
+    (k.div_ceil(2), k.div_ceil(NVFP4_BLOCK))
 }
 
 impl Packed {
-    /// Packs weights of dims `[K, N_i]`, side by side. bf16 weights that are not quantised stay
-    /// bf16: nothing is lost and half the memory is read.
-    pub fn pack(host: &Host, format: Format, parts: &[Tensor<'_>]) -> Result<Self, Failure> {
-        let source = Source::new(parts)?;
+    /// Packs weights of dims `[K, N_i]`, side by side, each input channel times its factor where
+    /// there are `factors`. bf16 weights that are not quantised stay bf16: nothing is lost and half
+    /// the memory is read.
+    pub fn pack(
+        host: &Host,
+        format: WeightFormat,
+        parts: &[Tensor<'_>],
+        factors: Option<&[f32]>,
+    ) -> Result<Self, Failure> {
+        let source = Source::new(parts, factors)?;
         let (n, k) = (source.n, source.k);
+        let given = parts.iter().all(|part| part.dtype() == Some(DType::Bf16));
         let (codes, scale) = match format {
-            Format::F32 if parts.iter().all(|part| part.dtype() == Some(DType::Bf16)) => {
-                let encode = |_, value: f32| f32_to_bf16(value);
-                (Codes::Bf16(source.encode(host, encode)?), Scale::One)
-            }
-            Format::F32 => (
+            WeightFormat::None if !given => (
                 Codes::F32(source.encode(host, |_, value| value)?),
                 Scale::One,
             ),
-            Format::Fp8Static => {
+            WeightFormat::None | WeightFormat::Bf16 => {
+                let encode = |_, value: f32| f32_to_bf16(value);
+                (Codes::Bf16(source.encode(host, encode)?), Scale::One)
+            }
+            WeightFormat::Fp8PerTensor => {
                 let scale = fp8_scale(amax(&source.amax(host)?));
                 let encode = |_, value: f32| f32_to_e4m3_saturating(value / scale);
                 (
@@ -64,13 +79,23 @@ impl Packed {
                     Scale::Tensor(scale),
                 )
             }
-            Format::W8a16Static => {
+            WeightFormat::Int8PerChannel => {
                 let scales: Vec<f32> = source.amax(host)?.into_iter().map(int8_scale).collect();
                 let encode = |channel: usize, value: f32| quantise_int8(value, scales[channel]);
                 (
                     Codes::Int8(source.encode(host, encode)?),
                     Scale::Channel(scales),
                 )
+            }
+            WeightFormat::Nvfp4 => {
+                let global = nvfp4_global_scale(amax(&source.amax(host)?));
+                let (codes, scales) = nvfp4_row(k);
+                let rows = source.rows(host, codes + scales, |_, values, row| {
+                    let packed = pack_nvfp4(values, k, global);
+                    row[..codes].copy_from_slice(&packed.packed);
+                    row[codes..].copy_from_slice(&packed.block_scales);
+                })?;
+                (Codes::Nvfp4(rows), Scale::Global(global))
             }
         };
         Ok(Packed { n, k, codes, scale })
@@ -89,15 +114,16 @@ impl Packed {
     /// Bytes of codes and scales.
     pub fn bytes(&self) -> u64 {
         let elements = (self.n * self.k) as u64;
-        let codes = match self.codes {
+        let codes = match &self.codes {
             Codes::F32(_) => 4 * elements,
             Codes::Bf16(_) => 2 * elements,
             Codes::E4m3(_) | Codes::Int8(_) => elements,
+            Codes::Nvfp4(rows) => rows.len() as u64,
         };
         codes
             + match &self.scale {
                 Scale::One => 0,
-                Scale::Tensor(_) => 4,
+                Scale::Tensor(_) | Scale::Global(_) => 4,
                 Scale::Channel(scales) => 4 * scales.len() as u64,
             }
     }
@@ -105,7 +131,8 @@ impl Packed {
     /// What the values of a channel are multiplied with.
     pub fn scale(&self, channel: usize) -> f32 {
         match &self.scale {
-            Scale::One => 1.0,
+            // Block scales are in the values already.
+            Scale::One | Scale::Global(_) => 1.0,
             Scale::Tensor(scale) => *scale,
             Scale::Channel(scales) => scales[channel],
         }
@@ -121,6 +148,19 @@ impl Packed {
             Codes::Bf16(codes) => widen(&codes[range], buffer, bf16_to_f32),
             Codes::E4m3(codes) => widen(&codes[range], buffer, |code| E4M3_VALUES[code as usize]),
             Codes::Int8(codes) => widen(&codes[range], buffer, f32::from),
+            Codes::Nvfp4(rows) => {
+                let (codes, scales) = nvfp4_row(self.k);
+                let row = &rows[channel * (codes + scales)..][..codes + scales];
+                let (codes, scales) = row.split_at(codes);
+                let global = match self.scale {
+                    Scale::Global(global) => global,
+                    _ => 1.0,
+                };
+                for (i, value) in (from..).zip(buffer.iter_mut()) {
+                    let step = E4M3_VALUES[usize::from(scales[i / NVFP4_BLOCK])] / global;
+                    *value = e2m1_to_f32(codes[i / 2] >> (4 * (i % 2))) * step;
+                }
+            }
         }
         buffer
     }
@@ -135,12 +175,13 @@ fn widen<T: Copy>(codes: &[T], values: &mut [f32], widen: impl Fn(T) -> f32) {
 /// Weights as the host gave them, seen as one list of channels.
 struct Source<'t, 'a> {
     parts: &'t [Tensor<'a>],
+    factors: Option<&'t [f32]>,
     n: usize,
     k: usize,
 }
 
 impl<'t, 'a> Source<'t, 'a> {
-    fn new(parts: &'t [Tensor<'a>]) -> Result<Self, Failure> {
+    fn new(parts: &'t [Tensor<'a>], factors: Option<&'t [f32]>) -> Result<Self, Failure> {
         let mut n = 0;
         let mut k = None;
         for part in parts {
@@ -155,20 +196,31 @@ impl<'t, 'a> Source<'t, 'a> {
             }
             n += columns as usize;
         }
+        let k = k.unwrap_or(0) as usize;
+        if let Some(factors) = factors.filter(|factors| factors.len() != k) {
+            let text = format!("{} channel factors for {k} inputs", factors.len());
+            return Err(Failure::refused("dims_inconsistent", text));
+        }
         Ok(Source {
             parts,
+            factors,
             n,
-            k: k.unwrap_or(0) as usize,
+            k,
         })
     }
 
     fn read(&self, mut channel: usize, out: &mut [f32]) -> Result<(), Failure> {
         for part in self.parts {
             match channel.checked_sub(part.cols()) {
-                None => return part.select(1, channel)?.read_f32(out),
+                None => {
+                    part.select(1, channel)?.read_f32(out)?;
+                    break;
+                }
                 Some(rest) => channel = rest,
             }
         }
+        let factors = self.factors.unwrap_or_default();
+        out.iter_mut().zip(factors).for_each(|(v, s)| *v *= s);
         Ok(())
     }
 
@@ -186,21 +238,34 @@ impl<'t, 'a> Source<'t, 'a> {
         Ok(largest)
     }
 
-    /// Every channel, encoded.
+    /// Every value of every channel, encoded by itself.
     fn encode<T: Copy + Default + Send>(
         &self,
         host: &Host,
         encode: impl Fn(usize, f32) -> T + Sync,
     ) -> Result<Vec<T>, Failure> {
-        let mut codes = vec![T::default(); self.n * self.k];
-        host.try_parallel_chunks(&mut codes, CHANNELS * self.k.max(1), |piece, codes| {
+        self.rows(host, self.k, |channel, values, codes| {
+            for (code, value) in codes.iter_mut().zip(values) {
+                *code = encode(channel, *value);
+            }
+        })
+    }
+
+    /// Every channel, encoded into a row of `width`.
+    fn rows<T: Copy + Default + Send>(
+        &self,
+        host: &Host,
+        width: usize,
+        encode: impl Fn(usize, &[f32], &mut [T]) + Sync,
+    ) -> Result<Vec<T>, Failure> {
+        let width = width.max(1);
+        let mut codes = vec![T::default(); self.n * width];
+        host.try_parallel_chunks(&mut codes, CHANNELS * width, |piece, codes| {
             let mut values = vec![0.0; self.k];
-            for (i, codes) in codes.chunks_exact_mut(self.k).enumerate() {
+            for (i, codes) in codes.chunks_exact_mut(width).enumerate() {
                 let channel = piece * CHANNELS + i;
                 self.read(channel, &mut values)?;
-                for (code, value) in codes.iter_mut().zip(&values) {
-                    *code = encode(channel, *value);
-                }
+                encode(channel, &values, codes);
             }
             Ok(())
         })?;
@@ -212,8 +277,15 @@ impl<'t, 'a> Source<'t, 'a> {
 mod tests {
     use super::*;
     use crate::testing::{noise, transposed};
-    use structures_plugin_api::describe::WeightFormat;
     use structures_plugin_api::formats::{round_weights_jointly, WeightMatrix};
+
+    const FORMATS: [WeightFormat; 5] = [
+        WeightFormat::None,
+        WeightFormat::Bf16,
+        WeightFormat::Fp8PerTensor,
+        WeightFormat::Int8PerChannel,
+        WeightFormat::Nvfp4,
+    ];
 
     fn dequantised(packed: &Packed) -> Vec<f32> {
         let mut out = Vec::new();
@@ -232,20 +304,16 @@ mod tests {
         let (a, mut b) = (noise(1, n[0] * k), noise(2, n[1] * k));
         b.iter_mut().for_each(|v| *v *= 3.0);
         let a_in_out = transposed(&a, n[0], k);
-        for format in Format::ALL {
+        for format in FORMATS {
             // One slot stored [K, N], the other [N, K] behind swapped strides.
             let first = Tensor::from_f32(&a_in_out, &[k, n[0]]).expect("fits");
             let second = crate::testing::swapped(&b, n[1], k);
-            let packed = Packed::pack(&Host::detached(), format, &[first, second]).expect("packs");
+            let parts = [first, second];
+            let packed = Packed::pack(&Host::detached(), format, &parts, None).expect("packs");
             assert_eq!((packed.n(), packed.k()), (26, k));
             let (mut x, mut y) = (a.clone(), b.clone());
-            let weight_format = match format {
-                Format::F32 => WeightFormat::None,
-                Format::Fp8Static => WeightFormat::Fp8PerTensor,
-                Format::W8a16Static => WeightFormat::Int8PerChannel,
-            };
             round_weights_jointly(
-                weight_format,
+                format,
                 &mut [
                     WeightMatrix::out_in(&mut x, n[0], k),
                     WeightMatrix::out_in(&mut y, n[1], k),
@@ -256,10 +324,35 @@ mod tests {
     }
 
     #[test]
+    fn four_bits_are_half_a_byte_and_a_scale_for_sixteen() {
+        let w = noise(4, 64 * 3);
+        let weight = Tensor::from_f32(&w, &[64, 3]).expect("fits");
+        let packed = Packed::pack(&Host::detached(), WeightFormat::Nvfp4, &[weight], None);
+        assert_eq!(packed.expect("packs").bytes(), 3 * (32 + 4) + 4);
+    }
+
+    #[test]
+    fn factors_scale_input_channels_before_packing() {
+        let (k, n) = (5, 2);
+        let w = noise(5, k * n);
+        let factors = [0.25, 0.5, 1.0, 2.0, 4.0];
+        let weight = crate::testing::swapped(&w, n, k);
+        let host = Host::detached();
+        let packed = Packed::pack(&host, WeightFormat::None, &[weight], Some(&factors));
+        let scaled: Vec<f32> = w
+            .iter()
+            .zip(factors.iter().cycle())
+            .map(|(w, s)| w * s)
+            .collect();
+        assert_eq!(dequantised(&packed.expect("packs")), scaled);
+    }
+
+    #[test]
     fn bf16_weights_stay_two_bytes_and_exact() {
         let bits: Vec<u16> = noise(3, 12).iter().map(|v| f32_to_bf16(*v)).collect();
         let weight = Tensor::from_bf16(&bits, &[4, 3]).expect("fits");
-        let packed = Packed::pack(&Host::detached(), Format::F32, &[weight]).expect("packs");
+        let packed =
+            Packed::pack(&Host::detached(), WeightFormat::None, &[weight], None).expect("packs");
         assert_eq!(packed.bytes(), 24);
         let expected = transposed(&weight.to_f32_vec().expect("reads"), 4, 3);
         assert_eq!(dequantised(&packed), expected);
@@ -276,8 +369,16 @@ mod tests {
             vec![t(&[2, 2, 3])],
             vec![empty],
         ] {
-            let failure = Packed::pack(&Host::detached(), Format::F32, &parts).expect_err("misfit");
-            assert_eq!(failure.code, "dims_inconsistent");
+            let failure = Packed::pack(&Host::detached(), WeightFormat::None, &parts, None);
+            assert_eq!(failure.expect_err("misfit").code, "dims_inconsistent");
         }
+        let factors = Some(&[1.0; 5][..]);
+        let failure = Packed::pack(
+            &Host::detached(),
+            WeightFormat::None,
+            &[t(&[4, 3])],
+            factors,
+        );
+        assert_eq!(failure.expect_err("misfit").code, "dims_inconsistent");
     }
 }

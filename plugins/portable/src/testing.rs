@@ -34,10 +34,23 @@ pub fn swapped(data: &[f32], n: usize, k: usize) -> Tensor<'_> {
         .expect("fits")
 }
 
-/// Runs `f` on a request that has `x`'s amax at each point.
+/// Largest absolute value of each of `k` channels.
+pub fn channel_amax(x: &[f32], k: usize) -> Vec<f32> {
+    let of = |channel: usize| {
+        x.iter()
+            .skip(channel)
+            .step_by(k)
+            .fold(0.0, |m: f32, v| m.max(v.abs()))
+    };
+    (0..k).map(of).collect()
+}
+
+/// Runs `f` on a request that has the amax of `x` at each point, of the tensor and of its `k`
+/// channels.
 pub fn request_with_amax<R>(
     points: &[&str],
     x: &[f32],
+    k: usize,
     f: impl FnOnce(&BindRequest<'_>) -> R,
 ) -> R {
     let contract = Contract::capacity(DType::F32, 0);
@@ -46,9 +59,17 @@ pub fn request_with_amax<R>(
         .iter()
         .map(|point| format!("{point}|amax|tensor"))
         .collect();
+    let channels = channel_amax(x, k);
+    let of_channels: Vec<String> = points
+        .iter()
+        .map(|point| format!("{point}|amax|channel"))
+        .collect();
     let mut request = BindRequest::new("f", "s", BindParams::default(), &contract);
     for name in &names {
         request = request.with_statistic(name, Tensor::from_f32(&value, &[]).expect("fits"));
+    }
+    for name in &of_channels {
+        request = request.with_statistic(name, Tensor::from_f32(&channels, &[k]).expect("fits"));
     }
     f(&request)
 }

@@ -9,12 +9,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use candle_core::{DType as HostType, Tensor};
 use structures::gates::bind_parity;
-use structures::trial::{reference, round_weights, NamedWeight, Trial};
+use structures::trial::{
+    channel_factors, reference, round_weights, ChannelFactors, NamedWeight, Trial,
+};
 use structures_catalog::solve::dim_size;
 use structures_catalog::spec::{DimExpr, PlainOp, Source, SpanDecl};
 use structures_catalog::{verify, Catalog, CatalogError, Feed, Spec};
 use structures_graph::{Attrs, OpKind};
 use structures_plugin_api::describe::{BindParams, FormDecl, ProbeShapes, StatisticDecl};
+use structures_plugin_api::formats::Balance;
 use structures_plugin_api::DType;
 
 use crate::cases::{drafts, Draft, Values, ROWS};
@@ -278,19 +281,23 @@ impl<'a> Judge<'a> {
                 })
             })
             .collect::<Result<_, SuiteError>>()?;
-        let rounded = round_weights(&named, self.form)?;
-        let seen = match self.seen(span, &operands, &rounded, &params) {
+        let plainly = round_weights(&named, self.form, &ChannelFactors::new())?;
+        let seen = match self.seen(span, &operands, &plainly, &params) {
             Ok(seen) => seen,
             Err(SuiteError::Catalog(CatalogError::Constraint { .. })) => return Ok(Made::Outside),
             Err(e) => return Ok(Made::Broken(Verdict::failed("reference", e.to_string()))),
         };
         let statistics = self.statistics(&seen);
+        let balance = Balance::default();
+        let factors = channel_factors(plain, self.form, &statistics, &balance);
+        let rounded = round_weights(&named, self.form, &factors)?;
         let want = reference(
             (self.spec, plain, &span.name),
             self.feed(&operands.inputs, &rounded, &params)?,
             &span.outputs,
             self.form,
             &statistics,
+            &balance,
         );
         let want = match want {
             Ok(want) => want,
@@ -326,6 +333,7 @@ impl<'a> Judge<'a> {
                 inputs: span.inputs.clone(),
                 outputs: span.outputs.clone(),
                 states: span.states.clone(),
+                scheme: BTreeMap::new(),
             },
             dtype: self.draft.dtype,
             capacity: rows,
@@ -599,6 +607,7 @@ impl Prepared<'_> {
             &self.span.outputs,
             self.judge.form,
             &self.statistics,
+            &Balance::default(),
         )?)
     }
 
@@ -691,6 +700,7 @@ impl Prepared<'_> {
                 inputs: Vec::new(),
                 row_axes: Vec::new(),
                 outputs: self.span.outputs.clone(),
+                balance: Balance::default(),
             };
             let inputs: Vec<(String, Option<Tensor>)> = operands
                 .inputs

@@ -1,8 +1,59 @@
 //! Precision schemes: which statistics to measure, and which form each seam gets.
 //!
 //! A scheme owns two functions: [`Scheme::statistics`] before calibration and [`Scheme::decide`] after it. It
-//! selects by tag, point and declared forms, never by the name of a structure, host family or plugin. One file
-//! a profile; users add their own with [`Registry::register`].
+//! selects by tag, point and declared forms, never by the name of a structure, host family or plugin. Most profiles are
+//! entries of one table ([`profiles`]); those with a rule of their own have a file each.
+//!
+//! # A profile of your own
+//!
+//! Implement [`Scheme`], register it, and ask for it by name. The last registration of a name wins.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use structures::schemes::{self, Decision, Registry, Scheme, Seam, Want};
+//!
+//! /// FP8 in feed-forwards, the host everywhere else.
+//! struct OnlyFfn;
+//!
+//! impl Scheme for OnlyFfn {
+//!     fn name(&self) -> &str {
+//!         "only_ffn"
+//!     }
+//!     fn summary(&self) -> &str {
+//!         "FP8 in feed-forwards"
+//!     }
+//!     fn statistics(&self, seam: &Seam) -> Vec<Want> {
+//!         if !seam.has_tag("ffn") {
+//!             return Vec::new();
+//!         }
+//!         seam.points.iter().map(|p| Want::new(p, "amax", "tensor")).collect()
+//!     }
+//!     fn decide(&self, report: &[Seam]) -> Vec<Decision> {
+//!         let one = |seam: &Seam| match (seam.consulted, seam.has_tag("ffn")) {
+//!             (false, _) => Decision::Default,
+//!             (true, true) => Decision::route("fp8_static"),
+//!             (true, false) => Decision::keep(schemes::KEEP_NOT_IN_PROFILE, "feed-forwards only"),
+//!         };
+//!         report.iter().map(one).collect()
+//!     }
+//! }
+//!
+//! let mut registry = Registry::builtin(); // a door's is `host.schemes`
+//! registry.register(Arc::new(OnlyFfn));
+//! let mine = registry.select("only_ffn", &[])?.scheme;
+//!
+//! let ffn = Seam {
+//!     key: "layers.0.mlp".into(),
+//!     tags: vec!["gemm".into(), "ffn".into()],
+//!     points: vec!["x".into()],
+//!     consulted: true,
+//!     ..Seam::default()
+//! };
+//! let plan = schemes::plan(mine.as_ref(), std::slice::from_ref(&ffn))?;
+//! assert!(plan.wants.contains_key("layers.0.mlp|x"));
+//! assert_eq!(mine.decide(&[ffn]), [Decision::route("fp8_static")]);
+//! # Ok::<(), schemes::SchemeError>(())
+//! ```
 //!
 //! Tags read here, declared by structures: [`TAG_GEMM`] (a product with weights worth quantising) and
 //! [`TAG_PACK`] (sibling products merged into one, a fusion of its own worth even unquantised).
@@ -12,11 +63,13 @@
 
 mod auto;
 mod fp8_static;
+mod keep_outliers;
 mod none;
 mod plan;
+mod profile;
+mod profiles;
 mod record;
 mod registry;
-mod w8a16_decode;
 
 use std::collections::BTreeMap;
 
@@ -25,11 +78,13 @@ use thiserror::Error;
 
 pub use auto::{auto, native, Auto, Capability, AUTO};
 pub use fp8_static::Fp8Static;
+pub use keep_outliers::KeepOutliers;
 pub use none::NoQuantisation;
-pub use plan::{decide, plan, Plan};
+pub use plan::{decide, plan, unserved, Plan, Undelivered};
+pub use profile::{Otherwise, Param, Profile, Route, Select};
+pub use profiles::{profile, profiles};
 pub use record::{KeptHost, SchemeRecord};
 pub use registry::{Registry, Selected};
-pub use w8a16_decode::W8a16Decode;
 
 /// Tag of a structure that multiplies with weights.
 pub const TAG_GEMM: &str = "gemm";
@@ -92,6 +147,8 @@ pub struct Form {
     pub rounds: Option<String>,
     /// Statistics it needs.
     pub statistics: Vec<Want>,
+    /// Wires it consumes or produces.
+    pub wires: Vec<String>,
     /// Rows it serves, inclusive; `None` for any.
     pub rows: Option<[u64; 2]>,
 }
@@ -186,6 +243,16 @@ pub trait Scheme: Send + Sync {
     fn allows_rounding(&self, _dtype: &str) -> bool {
         false
     }
+
+    /// Format of a draft head, which is judged by how many of its tokens are accepted.
+    fn draft_head_format(&self) -> &str {
+        "bf16"
+    }
+
+    /// What the profile needs of a host and this one does not do; the profile is then refused before any work.
+    fn unsupported(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// Why a scheme cannot be used.
@@ -215,6 +282,22 @@ pub enum SchemeError {
         /// What there is.
         measurable: String,
     },
+    /// A parameter the profile does not have, or a value it does not take.
+    #[error("scheme {scheme}: {problem}")]
+    Parameter {
+        /// Profile.
+        scheme: String,
+        /// Expected and found.
+        problem: String,
+    },
+    /// The profile needs what this host does not do.
+    #[error("scheme {scheme} needs {needs}, which this host does not do; choose another scheme")]
+    Unsupported {
+        /// Profile.
+        scheme: String,
+        /// What it needs.
+        needs: String,
+    },
     /// A scheme that answered for another number of seams.
     #[error("scheme {scheme} gave {found} decisions for {expected} seams")]
     Decisions {
@@ -233,7 +316,8 @@ impl SchemeError {
         match self {
             Self::NotFound { .. } => "scheme_unknown",
             Self::Unmeasurable { .. } => "statistic_unmeasurable",
-            Self::Decisions { .. } => "scheme_invalid",
+            Self::Decisions { .. } | Self::Parameter { .. } => "scheme_invalid",
+            Self::Unsupported { .. } => "scheme_unsupported",
         }
     }
 }

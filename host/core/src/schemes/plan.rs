@@ -23,6 +23,12 @@ fn key(seam: &Seam, point: &str) -> String {
 /// # Errors
 /// A pair that nothing can measure, or a point the seam does not have: never measured as something else.
 pub fn plan(scheme: &dyn Scheme, seams: &[Seam]) -> Result<Plan, SchemeError> {
+    if let Some(needs) = scheme.unsupported() {
+        return Err(SchemeError::Unsupported {
+            scheme: scheme.name().to_string(),
+            needs: needs.to_string(),
+        });
+    }
     let mut plan = Plan {
         wants: Wants::new(),
         scheme: scheme.name().to_string(),
@@ -58,7 +64,58 @@ pub fn decide(scheme: &dyn Scheme, report: &[Seam]) -> Result<Vec<Decision>, Sch
     })
 }
 
+/// A form that is routed to and needs what the scheme does not measure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Undelivered {
+    /// Position of the seam.
+    pub seam: usize,
+    /// Plugin of the form.
+    pub plugin: String,
+    /// The form.
+    pub form: String,
+    /// For people: form, scheme and what is missing.
+    pub reason: String,
+}
+
+/// What a route asks of a form and this one does not offer: a parameter `fuse_<kind>` wants a wire of that kind.
+pub fn unserved(
+    params: &serde_json::Map<String, serde_json::Value>,
+    form: &Form,
+) -> Option<String> {
+    let asked = params.iter().find(|(name, value)| {
+        name.starts_with("fuse_") && value.as_bool() == Some(true) && form.wires.is_empty()
+    });
+    asked.map(|(name, _)| {
+        format!(
+            "the scheme asks for `{name}`, form {} of {} declares no wire",
+            form.form, form.plugin
+        )
+    })
+}
+
 impl Plan {
+    /// Forms that the scheme would route to, as far as it can say before anything is measured, and that need more
+    /// than it measures. Known before any sample is run.
+    pub fn undelivered_forms(&self, scheme: &dyn Scheme, seams: &[Seam]) -> Vec<Undelivered> {
+        let mut found = Vec::new();
+        for (i, (seam, decision)) in seams.iter().zip(scheme.decide(seams)).enumerate() {
+            let Decision::Route { format, .. } = decision else {
+                continue;
+            };
+            for form in seam.forms_of(&format) {
+                if let Some(reason) = self.undelivered(seam, form) {
+                    found.push(Undelivered {
+                        seam: i,
+                        plugin: form.plugin.clone(),
+                        form: form.form.clone(),
+                        reason,
+                    });
+                }
+            }
+        }
+        found
+    }
+
     /// Whether nothing is measured: then no sample is spent on fitting.
     pub fn is_empty(&self) -> bool {
         self.wants.values().flatten().all(|s| *s == Statistic::None)
@@ -121,7 +178,7 @@ fn unmeasurable(scheme: &dyn Scheme, seam: &Seam, want: Want) -> SchemeError {
 #[cfg(test)]
 mod tests {
     use super::super::fixtures::{form, ignoring, seam};
-    use super::super::{Fp8Static, W8a16Decode};
+    use super::super::{profile, Fp8Static};
     use super::*;
 
     struct Asks(&'static str, &'static str, &'static str);
@@ -142,20 +199,22 @@ mod tests {
     }
 
     #[test]
-    fn consulted_seams_are_measured_where_the_scheme_says() {
+    fn b_106_only_consulted_seams_are_measured_where_the_scheme_says() {
         let seams = [seam("a", &["gemm"], &[]), ignoring("n", &[])];
         let fp8 = plan(&Fp8Static, &seams).unwrap();
         assert_eq!(fp8.wants.len(), 1);
         assert!(fp8.wants["a|x"].contains(&Statistic::AmaxTensor));
         assert!(!fp8.is_empty());
-        assert!(plan(&W8a16Decode, &seams).unwrap().is_empty());
+        assert!(plan(&profile("w8a16_decode").unwrap(), &seams)
+            .unwrap()
+            .is_empty());
         assert!(plan(&Asks("x", "none", "tensor"), &seams)
             .unwrap()
             .is_empty());
     }
 
     #[test]
-    fn an_unmeasurable_pair_is_refused_before_any_work() {
+    fn b_101_an_unmeasurable_pair_is_refused_before_any_work() {
         let seams = [seam("a", &[], &[])];
         for (point, statistic, granularity) in [
             ("x", "amax", "block16"),
@@ -172,12 +231,12 @@ mod tests {
     }
 
     #[test]
-    fn a_form_that_needs_more_than_is_measured_is_refused_with_both_names() {
+    fn b_101_a_form_that_needs_more_than_is_measured_is_refused_with_both_names() {
         let s = seam("a", &["gemm"], &[]);
         let needy = form("vendor", "fp8_static");
         let fp8 = plan(&Fp8Static, std::slice::from_ref(&s)).unwrap();
         assert_eq!(fp8.undelivered(&s, &needy), None);
-        let w8 = plan(&W8a16Decode, std::slice::from_ref(&s)).unwrap();
+        let w8 = plan(&profile("w8a16_decode").unwrap(), std::slice::from_ref(&s)).unwrap();
         let reason = w8.undelivered(&s, &needy).unwrap();
         for fact in [
             "fp8_static_form",
@@ -194,6 +253,54 @@ mod tests {
         assert!(fp8.undelivered(&s, &odd).is_some());
         odd.statistics = vec![Want::new("x", "none", "tensor")];
         assert!(w8.undelivered(&s, &odd).is_none());
+    }
+
+    #[test]
+    fn b_101_a_needy_form_is_told_before_anything_is_measured() {
+        struct Blind;
+        impl Scheme for Blind {
+            fn name(&self) -> &str {
+                "blind"
+            }
+            fn summary(&self) -> &str {
+                "routes and measures nothing"
+            }
+            fn statistics(&self, _: &Seam) -> Vec<Want> {
+                vec![]
+            }
+            fn decide(&self, report: &[Seam]) -> Vec<Decision> {
+                vec![Decision::route("fp8_static"); report.len()]
+            }
+        }
+        let seams = [
+            seam("a", &["gemm"], &["fp8_static", "w8a16_static"]),
+            seam("b", &["gemm"], &["w8a16_static"]),
+        ];
+        let blind = plan(&Blind, &seams)
+            .unwrap()
+            .undelivered_forms(&Blind, &seams);
+        assert_eq!(blind.len(), 1);
+        assert_eq!(
+            (blind[0].seam, blind[0].form.as_str()),
+            (0, "fp8_static_form")
+        );
+        assert!(blind[0].reason.contains("blind"), "{}", blind[0].reason);
+        let seeing = plan(&Fp8Static, &seams).unwrap();
+        assert!(seeing.undelivered_forms(&Fp8Static, &seams).is_empty());
+    }
+
+    #[test]
+    fn a_fused_wire_is_served_by_a_form_that_declares_one() {
+        let params = |v: bool| serde_json::Map::from_iter([("fuse_wire".to_string(), v.into())]);
+        let mut vendor = form("vendor", "nvfp4_balance");
+        let reason = unserved(&params(true), &vendor).unwrap();
+        assert!(
+            reason.contains("fuse_wire") && reason.contains("vendor"),
+            "{reason}"
+        );
+        assert_eq!(unserved(&params(false), &vendor), None);
+        vendor.wires = vec!["nvfp4".into()];
+        assert_eq!(unserved(&params(true), &vendor), None);
     }
 
     #[test]

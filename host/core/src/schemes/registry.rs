@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{auto, Capability, Fp8Static, NoQuantisation, Scheme, SchemeError, W8a16Decode, AUTO};
+use super::{
+    auto, profiles, Capability, Fp8Static, KeepOutliers, NoQuantisation, Scheme, SchemeError, AUTO,
+};
 
 /// Registered profiles.
 #[derive(Clone)]
@@ -43,7 +45,10 @@ impl Registry {
         };
         registry.register(Arc::new(NoQuantisation));
         registry.register(Arc::new(Fp8Static));
-        registry.register(Arc::new(W8a16Decode));
+        registry.register(Arc::new(KeepOutliers::default()));
+        for profile in profiles() {
+            registry.register(Arc::new(profile));
+        }
         registry
     }
 
@@ -121,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_lists_what_there_is() {
+    fn b_100_an_unknown_name_lists_what_there_is() {
         let registry = Registry::builtin();
         let error = registry.get("fp9").err().unwrap();
         assert_eq!(error.code(), "scheme_unknown");
@@ -132,16 +137,68 @@ mod tests {
     }
 
     #[test]
-    fn the_last_registration_wins() {
+    fn b_100_the_last_registration_wins() {
         let mut registry = Registry::builtin();
         registry.register(Arc::new(Mine));
         assert_eq!(registry.get("fp8_static").unwrap().summary(), "mine");
-        assert_eq!(registry.names().len(), 4);
-        assert_eq!(registry.iter().count(), 3);
+        assert_eq!(registry.names(), Registry::builtin().names());
+        assert_eq!(registry.iter().count() + 1, registry.names().len());
     }
 
     #[test]
-    fn auto_is_the_explicit_profile_and_says_so() {
+    fn every_profile_of_the_table_is_there() {
+        let names = Registry::builtin().names();
+        for name in [
+            "auto",
+            "bf16_dense",
+            "bf16_structural",
+            "fp8_static",
+            "fp8_static_keep_outliers",
+            "none",
+            "nvfp4_awq",
+            "nvfp4_balance",
+            "nvfp4_balance_wire",
+            "w4a16_decode",
+            "w4a16_full",
+            "w4a4_decode",
+            "w4a4_decode_release",
+            "w8a16_decode",
+            "w8a8_static",
+        ] {
+            assert!(names.iter().any(|n| n == name), "{name}");
+        }
+        assert_eq!(names.len(), 15);
+    }
+
+    #[test]
+    fn b_109_a_draft_head_is_bf16_unless_a_profile_says_otherwise() {
+        struct Drafts;
+        impl Scheme for Drafts {
+            fn name(&self) -> &str {
+                "drafts"
+            }
+            fn summary(&self) -> &str {
+                "int8 draft heads"
+            }
+            fn statistics(&self, _: &Seam) -> Vec<Want> {
+                vec![]
+            }
+            fn decide(&self, report: &[Seam]) -> Vec<Decision> {
+                vec![Decision::Default; report.len()]
+            }
+            fn draft_head_format(&self) -> &str {
+                "w8a16_static"
+            }
+        }
+        let mut registry = Registry::builtin();
+        assert!(registry.iter().all(|s| s.draft_head_format() == "bf16"));
+        registry.register(Arc::new(Drafts));
+        let mine = registry.get("drafts").unwrap();
+        assert_eq!(mine.draft_head_format(), "w8a16_static");
+    }
+
+    #[test]
+    fn b_102_auto_is_the_explicit_profile_and_says_so() {
         let registry = Registry::builtin();
         let able = Capability {
             plugin: "p".into(),

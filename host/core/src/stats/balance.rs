@@ -1,32 +1,9 @@
-//! Input-channel balance: moves range from activations into weights before quantising.
-//!
-//! `s[k] = clamp((a[k] / mean(a))^alpha, lo, hi)`, `W' = W * s` by columns and `x' = x / s`, so that
-//! `x' W'^T = x W^T`. All in f32, every step rounded once. The mean is summed in thirty-two interleaved parts
-//! (four accumulators of eight lanes, added first accumulators, then tail, then lanes): the order is part of
-//! the formula, otherwise the last bit depends on who computes it.
+//! Input-channel balance of a whole weight: the formula is the format's ([`Balance`], in the plugin interface), the
+//! choice of amax and the rounding of the result are the calibration's.
+
+pub use structures_plugin_api::formats::Balance;
 
 use super::StatsError;
-
-/// Parameters of the formula.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Balance {
-    /// Exponent: 0 leaves all as it is, 1 flattens the activations.
-    pub alpha: f32,
-    /// Smallest and largest factor.
-    pub clamp: [f32; 2],
-    /// Floor of an activation amax, so that a dead channel has a ratio.
-    pub eps: f32,
-}
-
-impl Default for Balance {
-    fn default() -> Self {
-        Self {
-            alpha: 0.5,
-            clamp: [0.25, 4.0],
-            eps: 1e-6,
-        }
-    }
-}
 
 /// What the scaled weight is rounded to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,9 +48,7 @@ pub fn balance(
             weight.len(),
         ));
     }
-    let [lo, hi] = params.clamp;
-    let ranged = lo > 0.0 && lo <= hi && params.alpha.is_finite() && params.eps > 0.0;
-    if !ranged {
+    if !params.valid() {
         return Err(wrong(
             "balance",
             "0 < lo <= hi, eps above 0, finite alpha".into(),
@@ -95,13 +70,7 @@ pub fn balance(
             columns.as_slice()
         }
     };
-    let floored: Vec<f32> = amax.iter().map(|a| a.max(params.eps)).collect();
-    let mean = sum(&floored) / k as f32;
-    let scale: Vec<f32> = floored
-        .iter()
-        .map(|a| f64::from(a / mean).powf(f64::from(params.alpha)) as f32)
-        .map(|s| s.clamp(lo, hi))
-        .collect();
+    let scale = params.factors(amax);
     let scaled = weight
         .iter()
         .zip(scale.iter().cycle())
@@ -111,27 +80,6 @@ pub fn balance(
         inverse: scale.iter().map(|s| 1.0 / s).collect(),
         scale,
     })
-}
-
-fn sum(values: &[f32]) -> f32 {
-    const LANES: usize = 8;
-    let mut parts = [[0f32; LANES]; 4];
-    let whole = values.len() / LANES;
-    for (i, group) in values.chunks_exact(LANES).enumerate() {
-        // The last, incomplete set of four groups goes to the first accumulator.
-        let part = if i < whole / 4 * 4 { i % 4 } else { 0 };
-        for (acc, value) in parts[part].iter_mut().zip(group) {
-            *acc += value;
-        }
-    }
-    let mut lanes = parts[0];
-    for part in &parts[1..] {
-        for (lane, value) in lanes.iter_mut().zip(part) {
-            *lane += value;
-        }
-    }
-    let tail = values[whole * LANES..].iter().fold(0f32, |a, b| a + b);
-    lanes.iter().fold(tail, |a, b| a + b)
 }
 
 fn rounded(value: f32, round: RoundTo) -> f32 {
@@ -165,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_product_is_unchanged() {
+    fn b_111_the_product_is_unchanged() {
         let (n, k) = (5, 33);
         let wave = |i: usize, f: f32| (i as f32 * f).sin() * 2.0;
         let w: Vec<f32> = (0..n * k).map(|i| wave(i, 0.37)).collect();
@@ -179,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zero_channel_and_a_dominant_one_are_clamped() {
+    fn b_111_a_zero_channel_and_a_dominant_one_are_clamped() {
         let mut amax = vec![1.0f32; 64];
         (amax[0], amax[1]) = (0.0, 1e6);
         let w = vec![1.0f32; 64];
@@ -188,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn without_activations_the_weights_columns_decide() {
+    fn b_111_without_activations_the_weights_columns_decide() {
         let w = [1.0, -4.0, 0.5, 2.0];
         let own = balance(&w, 2, 2, None, &Balance::default(), RoundTo::F32).unwrap();
         let given = balance(
@@ -203,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_weight_is_rounded_last() {
+    fn b_111_the_weight_is_rounded_last() {
         let w = [1.001f32, 3.003];
         let b = balance(&w, 1, 2, None, &Balance::default(), RoundTo::Bf16).unwrap();
         assert_eq!(
@@ -216,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_lengths_and_ranges_are_refused() {
+    fn b_111_wrong_lengths_and_ranges_are_refused() {
         let p = Balance::default();
         assert!(balance(&[1.0; 6], 2, 4, None, &p, RoundTo::F32).is_err());
         assert!(balance(&[], 2, 0, None, &p, RoundTo::F32).is_err());
@@ -227,31 +175,5 @@ mod tests {
             ..p
         };
         assert!(balance(&[1.0; 6], 2, 3, None, &clamp, RoundTo::F32).is_err());
-    }
-
-    #[test]
-    fn the_sum_is_exact_where_f32_is_and_covers_every_value() {
-        for n in [0, 1, 7, 8, 9, 31, 32, 33, 100] {
-            let values: Vec<f32> = (1..=n).map(|i| i as f32).collect();
-            assert_eq!(sum(&values), (n * (n + 1) / 2) as f32, "{n}");
-        }
-    }
-    #[test]
-    fn the_order_of_the_sum_is_the_documented_one() {
-        const BIG: f32 = 16_777_216.0; // one more is a tie, and rounds back
-        let of = |n: usize, ones: [usize; 2]| {
-            let mut values = vec![0f32; n];
-            values[0] = BIG;
-            ones.iter().for_each(|i| values[*i] = 1.0);
-            sum(&values)
-        };
-        // Different accumulators: each one is lost on its own.
-        assert_eq!(of(64, [8, 24]), BIG);
-        // The same accumulator: they are added first.
-        assert_eq!(of(64, [8, 40]), BIG + 2.0);
-        // An incomplete set of four groups goes to the first accumulator.
-        assert_eq!(of(48, [8, 40]), BIG);
-        // The tail is added before the lanes are.
-        assert_eq!(of(10, [8, 9]), BIG + 2.0);
     }
 }

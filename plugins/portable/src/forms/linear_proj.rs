@@ -14,7 +14,17 @@ use crate::ports::{self, Rows};
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
-    formats: &Format::ALL,
+    formats: &[
+        Format::F32,
+        Format::Bf16,
+        Format::W8a16Static,
+        Format::W4a16Static,
+        Format::W8a8Static,
+        Format::W8a8Dynamic,
+        Format::Fp8Static,
+        Format::Nvfp4Dynamic,
+        Format::Nvfp4Balance,
+    ],
     points: &["x"],
     // `bf16` is the axis' word for "the boundary dtype"; wires are not consumed here.
     variants: &[

@@ -21,6 +21,9 @@ use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
     versions: &[3],
+    formats: &Format::ALL,
+    points: &["attn_in", "ffn_in", "ffn_hid"],
+    points_under: &[("modulation", "per_token_table")],
     variants: &[
         ("modulation", &["scale_shift", "per_token_table"]),
         ("fanout", &["qkv", "q_only"]),
@@ -68,16 +71,22 @@ fn bind(
 ) -> Result<Box<dyn BoundForm>, Failure> {
     let host = &shared.host;
     let (inputs, outputs) = (&request.params.inputs, &request.params.outputs);
-    let linear = |slot: &str, bias: &str| {
+    let table = request.axis("modulation")? == "per_token_table";
+    let linear = |slot: &str, bias: &str, point: &str| {
+        // The other modulation has no points.
+        let point = if table { point } else { "" };
         let weight = request.required_weight(slot)?;
         ports::dims::<2>(slot, &weight)?;
         // Slots are [N, K].
-        Biased::bind(host, format, weight.transpose(0, 1)?, bias, request, "")
+        Biased::bind(host, format, weight.transpose(0, 1)?, bias, request, point)
     };
     let feed_forward = request.span == "ffn";
     let (then, d, x) = match feed_forward {
         true => {
-            let [fc1, fc2] = [linear("w_fc1", "b_fc1")?, linear("w_fc2", "b_fc2")?];
+            let [fc1, fc2] = [
+                linear("w_fc1", "b_fc1", "ffn_in")?,
+                linear("w_fc2", "b_fc2", "ffn_hid")?,
+            ];
             let d = fc1.k();
             if (fc2.n(), fc2.k()) != (d, fc1.n()) {
                 let text = format!(
@@ -100,7 +109,7 @@ fn bind(
             ] {
                 // Under `q_only` the others are not made.
                 if let Some(position) = ports::optional(outputs, output) {
-                    all.push((linear(slot, bias)?, position));
+                    all.push((linear(slot, bias, "attn_in")?, position));
                 }
             }
             let d = all.first().map_or(0, |(first, _)| first.k());
@@ -133,7 +142,7 @@ fn bind(
             return Err(Failure::refused("format_no_variant", text));
         }
         _ => {
-            let cond = linear("w_cond", "b_cond")?.with_bias("b_cond")?;
+            let cond = linear("w_cond", "b_cond", "")?.with_bias("b_cond")?;
             if cond.n() != 2 * d {
                 let text = format!("w_cond makes {} channels, expected {}", cond.n(), 2 * d);
                 return Err(Failure::refused("dims_inconsistent", text));
@@ -265,7 +274,8 @@ impl BoundForm for Chain {
         let spread = Spread::of("the conditioning", &given, tail, &x)?;
         let styles = given.len() / before.max(1);
         let (widest, hidden) = match &self.then {
-            Then::Projections(all) => (all.iter().map(|(p, _)| p.n()).max().unwrap_or(0), 0),
+            // Each projection has the rows to itself: a quantising one leaves its codes in them.
+            Then::Projections(all) => (all.iter().map(|(p, _)| p.n()).max().unwrap_or(0), d),
             Then::FeedForward([fc1, _], _) => (d.max(fc1.n()), fc1.n()),
         };
         let sizes = [
@@ -311,7 +321,8 @@ impl BoundForm for Chain {
                     let n = projection.n();
                     let out = self.rows.output(outputs, *position, rows, n)?;
                     let (product, y) = (&mut product[..rows * n], &mut y[..rows * n]);
-                    projection.apply(host, modulated, product, y, |_, y, b| y + b);
+                    hidden.copy_from_slice(modulated);
+                    projection.apply(host, hidden, product, y, |_, y, b| y + b);
                     out.write_f32(y)?;
                 }
                 Ok(())

@@ -12,7 +12,17 @@ use crate::ports::{self, Rows};
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
-    formats: &Format::ALL,
+    formats: &[
+        Format::F32,
+        Format::Bf16,
+        Format::Bf16Pack,
+        Format::W8a16Static,
+        Format::W4a16Static,
+        Format::W8a8Static,
+        Format::W8a8Dynamic,
+        Format::Fp8Static,
+        Format::Nvfp4Balance,
+    ],
     points: &["x"],
     scale_groups: &[&["w_*"]],
     // `bf16_fused_quant` is the axis' word for "as it comes"; an input that is already quantised is a

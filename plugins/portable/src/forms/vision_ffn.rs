@@ -17,7 +17,16 @@ use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
     versions: &[1, 2],
-    formats: &Format::ALL,
+    formats: &[
+        Format::F32,
+        Format::Bf16,
+        Format::W8a16Static,
+        Format::W4a16Static,
+        Format::W8a8Static,
+        Format::W8a8Dynamic,
+        Format::Fp8Static,
+        Format::Nvfp4Balance,
+    ],
     points: &["x_after_norm", "hidden_after_act"],
     variants: &[
         ("activation", &["gelu"]),

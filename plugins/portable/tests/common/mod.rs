@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use structures_plugin_api::abi::{CallCtx, Contract};
 use structures_plugin_api::describe::{BindParams, FormDecl, WeightFormat};
 use structures_plugin_api::formats::{
-    amax, bf16_to_f32, f32_to_bf16, fake_quant_e4m3, fp8_scale, round_bf16, round_weights_jointly,
+    amax, bf16_to_f32, f32_to_bf16, round_bf16, round_weights_jointly, ActivationRounding,
     WeightMatrix,
 };
 use structures_plugin_api::{Backend, BindRequest, DType, Failure, Host, Tensor, TensorMut};
@@ -120,6 +120,7 @@ pub fn run(form: &str, case: &Case, swapped: bool) -> Result<Vec<Vec<f32>>, Fail
         inputs: case.inputs.iter().map(|(name, _)| name.clone()).collect(),
         outputs: case.outputs.iter().map(|(name, _)| name.clone()).collect(),
         states: Vec::new(),
+        scheme: BTreeMap::new(),
     };
     let stored: Vec<Stored> = case
         .weights
@@ -264,7 +265,8 @@ impl Stored {
 pub fn reference(form: &FormDecl, case: &mut Case) -> Vec<Vec<f32>> {
     let rounded = rounded_weights(form, case);
     let mut run = Reference {
-        quantises: form.activation_format == "e4m3",
+        format: form.activation_format.clone(),
+        calibrated: form.statistics.iter().any(|s| s.statistic == "amax"),
         bf16: case.dtype == DType::Bf16,
         weights: rounded,
         amax: case.amax.clone(),
@@ -322,7 +324,10 @@ fn rounded_weights(form: &FormDecl, case: &Case) -> BTreeMap<String, Values> {
 }
 
 struct Reference {
-    quantises: bool,
+    /// What activations are rounded through.
+    format: String,
+    /// Under one scale a point.
+    calibrated: bool,
     bf16: bool,
     weights: BTreeMap<String, Values>,
     amax: BTreeMap<String, f32>,
@@ -337,16 +342,18 @@ impl Reference {
         }
     }
 
-    /// A point of the structure: measured, and rounded to E4M3 where the form does.
-    fn point(&mut self, name: &str, values: Vec<f64>) -> Vec<f64> {
+    /// A point of the structure, `width` channels: measured, and rounded where the form does.
+    fn point(&mut self, name: &str, values: Vec<f64>, width: usize) -> Vec<f64> {
         let mut floats: Vec<f32> = values.iter().map(|v| *v as f32).collect();
         if self.measures {
             self.amax.insert(name.into(), amax(&floats));
         }
-        if !self.quantises {
+        let scale = self.calibrated.then(|| self.amax[name]);
+        let rounding = ActivationRounding::of(&self.format, scale).expect("known");
+        if rounding == ActivationRounding::None {
             return values;
         }
-        fake_quant_e4m3(&mut floats, fp8_scale(self.amax[name]));
+        rounding.round(&mut floats, width);
         floats.into_iter().map(f64::from).collect()
     }
 
@@ -398,7 +405,7 @@ impl Reference {
                 }
             }
         }
-        let h = self.point("x_after_norm", h);
+        let h = self.point("x_after_norm", h, d);
         let (gate, up) = (self.linear(&h, "w_gate"), self.linear(&h, "w_up"));
         let product = gate.iter().zip(&up).map(|(g, u)| {
             let g = self.round(*g);
@@ -411,7 +418,8 @@ impl Reference {
             self.round(self.round(a) * self.round(*u))
         });
         let product = product.collect();
-        let product = self.point("act_after_mul", product);
+        let f = self.weights["w_down"].dims[0];
+        let product = self.point("act_after_mul", product, f);
         let y = self.linear(&product, "w_down");
         let gate = if block { cond("cond_gate") } else { None };
         let finish = |(i, y): (usize, &f64)| {
@@ -430,7 +438,7 @@ impl Reference {
             .iter()
             .map(|v| f64::from(*v))
             .collect();
-        let x = self.point("x", x);
+        let x = self.point("x", x, case.input("x").expect("x").cols());
         let y = self.linear(&x, "w");
         let bias = self
             .weights
@@ -458,7 +466,7 @@ impl Reference {
             .iter()
             .map(|v| f64::from(*v))
             .collect();
-        let x = self.point("x", x);
+        let x = self.point("x", x, case.input("x").expect("x").cols());
         let sibling = |i: usize| {
             let y = self.linear(&x, &format!("w_{i}"));
             let bias = self.weights.get(&format!("b_{i}"));
