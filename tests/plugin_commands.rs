@@ -117,6 +117,64 @@ fn help_and_version_touch_no_plugin_and_no_scanner() {
     assert!(opened.exists());
 }
 
+/// Processes that have this text on their command line.
+fn processes_with(text: &str) -> usize {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    entries
+        .filter_map(|e| std::fs::read(e.path().join("cmdline")).ok())
+        .filter(|line| String::from_utf8_lossy(line).contains(text))
+        .count()
+}
+
+#[test]
+fn whatever_lies_in_a_directory_the_program_lists_it_and_uses_the_good_ones() {
+    let place = Place::new();
+    let dir = place.plugins();
+    aborting(&dir, &place.keep.path().join("mark"));
+    let faults = [
+        (Fault::LoadAborts, "refused scan_crashed"),
+        (Fault::LoadExits, "refused scan_failed"),
+        (Fault::DescribeAborts, "refused scan_crashed"),
+        (Fault::OpenAborts, "refused scan_crashed"),
+        (Fault::OpenExits, "refused scan_failed"),
+        (Fault::CloseAborts, "refused scan_crashed"),
+        (Fault::OpenFails, "refused plugin_open_failed"),
+        (Fault::BadDescribe, "refused bad_describe"),
+        (Fault::Chatty, "loaded -"),
+        (Fault::None, "loaded -"),
+    ];
+    for (fault, _) in faults {
+        fixture_copy(&dir, fault, fault.name());
+    }
+    std::fs::write(dir.join("text.so"), "text").unwrap();
+    let (exit, document, log) = place.json(&["plugins", "list"]);
+    assert_eq!(exit, 0, "{log}");
+    let rows = document["plugins"].as_array().unwrap();
+    let ours = |r: &&Json| Path::new(r["path"].as_str().unwrap()).starts_with(&dir);
+    assert_eq!(rows.iter().filter(ours).count(), faults.len() + 2);
+    for (fault, expected) in faults {
+        let file = format!("{}.so", fault.name());
+        assert_eq!(fate(&document, &file), expected, "{file}");
+    }
+    assert_eq!(fate(&document, "aborting.so"), "refused scan_crashed");
+    assert_eq!(fate(&document, "text.so"), "refused not_elf");
+    // Nothing of it is left running, and the good ones work.
+    let cache = place.keep.path().join("cache");
+    assert_eq!(processes_with(cache.to_str().unwrap()), 0);
+    for id in ["none", "chatty"] {
+        let (exit, probes, log) = place.json(&["probe", "--plugin", id, "--form", "int8"]);
+        assert_eq!(exit, 0, "{log}");
+        let rows = probes["probes"].as_array().unwrap();
+        assert!(rows.iter().any(|r| r["launched"] == true), "{rows:?}");
+    }
+    let (exit, document, _) = place.json(&["plugins", "list"]);
+    assert_eq!(exit, 0);
+    assert_eq!(
+        fate(&document, "open_aborts.so"),
+        "quarantined scan_crashed"
+    );
+}
+
 #[test]
 fn a_crash_is_listed_quarantined_and_forgotten_by_rescan() {
     let place = Place::new();

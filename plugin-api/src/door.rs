@@ -16,11 +16,11 @@
 mod device;
 
 use std::any::Any;
-use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::OnceLock;
 
@@ -34,7 +34,10 @@ use crate::abi::{
 };
 use crate::describe::{Devices, ProbeShapes};
 use crate::owned::{put_error, read_str};
-use crate::sdk::{disjoint, Backend, BindRequest, BoundForm, Failure, Host, Tensor, TensorMut};
+use crate::sdk::{
+    disjoint, plain_call, Backend, BindRequest, BoundForm, ConcurrentForm, Failure, Host, Tensor,
+    TensorMut, PLAIN,
+};
 
 /// Exports a [`Backend`] as this library's only plugin. Once a crate, in a `cdylib`.
 ///
@@ -139,14 +142,6 @@ unsafe extern "C" fn describe<T: Backend, const ABORTS: bool>(
     let made = guard(|| {
         let mut description = T::description();
         description.panic = Some(if ABORTS { "abort" } else { "unwind" }.into());
-        if let Some(form) = description.forms.iter().find(|form| form.concurrent) {
-            // `BoundForm::call` takes the form alone, so the promise could not be kept.
-            let text = format!(
-                "form `{}` declares `concurrent`, which this SDK does not",
-                form.name
-            );
-            return Err(Failure::failed("description", text));
-        }
         serde_json::to_vec(&description)
             .map_err(|e| Failure::failed("description", format!("does not serialise: {e}")))
     });
@@ -235,11 +230,31 @@ unsafe extern "C" fn bind<T: Backend>(
         let args = args.ok_or_else(|| Failure::invalid("argument", "the bind args are null"))?;
         // SAFETY: as above.
         let request = unsafe { BindRequest::from_raw(args) }?;
-        backend.bind(&request)
+        instance::<T>(&request, backend.bind(&request)?)
     });
-    let made = made.map(|form| Box::into_raw(Box::new(Instance::new(form))).cast::<c_void>());
+    let made = made.map(|form| Box::into_raw(Box::new(form)).cast::<c_void>());
     // SAFETY: as in `describe`.
     unsafe { answer(made, form, error) }
+}
+
+/// A form and what it declared belong together: calls that may overlap need a form that takes them.
+fn instance<T: Backend>(
+    request: &BindRequest<'_>,
+    form: Box<dyn BoundForm>,
+) -> Result<Instance, Failure> {
+    let description = T::description();
+    let declared = description
+        .form(&request.params.structure, request.form)
+        .is_some_and(|form| form.concurrent);
+    let instance = Instance::new(form);
+    if declared && instance.shared.is_none() {
+        let text = format!(
+            "form `{}` declares `concurrent`, what `bind` made is no `Concurrent`",
+            request.form
+        );
+        return Err(Failure::failed("description", text));
+    }
+    Ok(instance)
 }
 
 /// # Safety
@@ -255,54 +270,125 @@ struct Instance {
     state: AtomicU8,
     /// Why it is poisoned.
     reason: OnceLock<String>,
-    form: UnsafeCell<Box<dyn BoundForm>>,
+    /// A box, as its pointer: the one below points into it.
+    form: NonNull<dyn BoundForm>,
+    /// The form again, where its calls may overlap; it is not borrowed mutably then.
+    shared: Option<NonNull<dyn ConcurrentForm>>,
 }
 
 const IDLE: u8 = 0;
 const BUSY: u8 = 1;
 const POISONED: u8 = 2;
 
+impl Drop for Instance {
+    fn drop(&mut self) {
+        // SAFETY: a box that was leaked in `new`; both pointers end with this.
+        drop(unsafe { Box::from_raw(self.form.as_ptr()) });
+    }
+}
+
 impl Instance {
     fn new(form: Box<dyn BoundForm>) -> Self {
+        let form = NonNull::from(Box::leak(form));
+        // SAFETY: leaked just now, and nobody else has it.
+        let shared = unsafe { form.as_ref() }.concurrent().map(NonNull::from);
         Instance {
             state: AtomicU8::new(IDLE),
             reason: OnceLock::new(),
-            form: UnsafeCell::new(form),
+            form,
+            shared,
         }
     }
 
-    /// Runs `f` on the form, alone, unless it is poisoned; poisons it when `f` fails or panics.
-    fn enter<R>(
+    /// Runs `f` on the form unless it is poisoned; poisons it when `f` fails or panics. What went
+    /// wrong goes where the caller says: handing it back as a result moves it through memory, which
+    /// cost more than the rest of a call.
+    ///
+    /// That calls do not overlap is the caller's promise, as it is that the memory of a view is there;
+    /// the host keeps it with a lock of its own. What is seen here is a call inside a call, and most
+    /// calls of a host that breaks the promise. (An exchange would see them all and cost as much as
+    /// everything else here.)
+    ///
+    /// # Safety
+    /// No other call of this function runs on another thread, unless the form is shared.
+    #[inline]
+    unsafe fn enter(
         &self,
-        f: impl FnOnce(&mut dyn BoundForm) -> Result<R, Failure>,
-    ) -> Result<R, Failure> {
-        let entered = self
-            .state
-            .compare_exchange(IDLE, BUSY, Ordering::Acquire, Ordering::Relaxed);
-        if let Err(state) = entered {
-            return Err(if state == BUSY {
-                Failure::invalid(
-                    "overlapping_call",
-                    "another call on this instance is running",
-                )
-            } else {
-                let reason = self.reason.get().map_or("", String::as_str);
-                Failure::poisoned(format!("the instance is not entered again after: {reason}"))
-            });
+        failure: &mut Option<Failure>,
+        f: impl FnOnce(Entered<'_>) -> Result<(), Failure>,
+    ) {
+        let state = self.state.load(Ordering::Acquire);
+        if state != IDLE {
+            *failure = Some(self.closed(state));
+            return;
         }
-        // SAFETY: the exchange above succeeded, so nobody else holds the form until the store
-        // below.
-        let form = unsafe { &mut *self.form.get() };
-        let result = guard(|| f(form.as_mut()));
-        let next = match &result {
-            Err(failure) if matches!(failure.status, STATUS_FAILED | STATUS_PANICKED) => {
-                let _ = self.reason.set(failure.to_string());
-                POISONED
+        let entered = match self.shared {
+            // SAFETY: it lives as long as the instance and is never borrowed mutably.
+            Some(form) => Entered::Shared(unsafe { form.as_ref() }),
+            None => {
+                self.state.store(BUSY, Ordering::Relaxed);
+                // SAFETY: promised by the caller; a call inside a call was turned away above.
+                Entered::Alone(unsafe { &mut *self.form.as_ptr() })
             }
-            _ => IDLE,
         };
-        self.state.store(next, Ordering::Release);
-        result
+        guard_into(failure, || f(entered));
+        match failure {
+            None if self.shared.is_none() => self.state.store(IDLE, Ordering::Release),
+            None => {}
+            Some(failure) => self.after(failure),
+        }
+    }
+
+    /// After a call that did not succeed.
+    #[cold]
+    fn after(&self, failure: &Failure) {
+        if matches!(failure.status, STATUS_FAILED | STATUS_PANICKED) {
+            let _ = self.reason.set(failure.to_string());
+            self.state.store(POISONED, Ordering::Release);
+        } else if self.shared.is_none() {
+            self.state.store(IDLE, Ordering::Release);
+        }
+    }
+
+    #[cold]
+    fn closed(&self, state: u8) -> Failure {
+        if state == BUSY {
+            return Failure::invalid(
+                "overlapping_call",
+                "another call on this instance is running",
+            );
+        }
+        let reason = self.reason.get().map_or("", String::as_str);
+        Failure::poisoned(format!("the instance is not entered again after: {reason}"))
+    }
+}
+
+/// A form that may be called now.
+enum Entered<'a> {
+    Alone(&'a mut dyn BoundForm),
+    Shared(&'a dyn ConcurrentForm),
+}
+
+impl Entered<'_> {
+    #[inline]
+    fn call(
+        self,
+        ctx: &CallCtx,
+        inputs: &[Tensor<'_>],
+        outputs: &mut [TensorMut<'_>],
+        states: &mut [TensorMut<'_>],
+    ) -> Result<(), Failure> {
+        match self {
+            Entered::Alone(form) => form.call(ctx, inputs, outputs, states),
+            Entered::Shared(form) => form.call(ctx, inputs, outputs, states),
+        }
+    }
+
+    fn facts(self) -> FormFacts {
+        match self {
+            Entered::Alone(form) => form.facts(),
+            Entered::Shared(form) => form.facts(),
+        }
     }
 }
 
@@ -317,43 +403,81 @@ unsafe extern "C" fn call(
     n_states: usize,
     error: *mut Error,
 ) -> Status {
-    let done = (|| {
-        // SAFETY: `form` is null or an instance of `bind`; the rest is as the ABI says for the
-        // length of the call.
-        let (instance, ctx, inputs, outputs, states) = unsafe {
-            (
-                form.cast_const().cast::<Instance>().as_ref(),
-                ctx.as_ref(),
-                views(inputs, n_inputs, "inputs")?,
-                views(outputs, n_outputs, "outputs")?,
-                views(states, n_states, "states")?,
-            )
-        };
-        let instance =
-            instance.ok_or_else(|| Failure::invalid("argument", "the form instance is null"))?;
-        let ctx = ctx.ok_or_else(|| Failure::invalid("argument", "the call context is null"))?;
-        if (ctx.struct_size as usize) < size_of::<CallCtx>() {
-            let text = format!("a call context of {} bytes", ctx.struct_size);
-            return Err(Failure::invalid("argument", text));
+    let mut failure = None;
+    // SAFETY: `form` is null or an instance of `bind`; the rest is as the ABI says for the length of
+    // the call.
+    unsafe {
+        match (form.cast_const().cast::<Instance>().as_ref(), ctx.as_ref()) {
+            (Some(instance), Some(ctx)) if ctx.struct_size as usize >= size_of::<CallCtx>() => {
+                let lists = (
+                    views(inputs, n_inputs),
+                    views(outputs, n_outputs),
+                    views(states, n_states),
+                );
+                match lists {
+                    (Some(inputs), Some(outputs), Some(states)) => {
+                        run(instance, ctx, inputs, outputs, states, &mut failure);
+                    }
+                    _ => failure = Some(Failure::invalid("argument", "tensors without an array")),
+                }
+            }
+            (form, ctx) => failure = Some(unusable(form.is_some(), ctx)),
         }
-        instance.enter(|form| {
-            // SAFETY: the host lends these views to this call; `exclusive` checks that no output
-            // and no state shares memory with anything else.
-            unsafe { with_tensors(form, ctx, inputs, outputs, states) }
-        })
-    })();
-    // SAFETY: `error` is the caller's, null or writable.
-    unsafe { done.map_or_else(|failure| put_error(error, failure), |()| STATUS_OK) }
+        match failure {
+            None => STATUS_OK,
+            Some(failure) => put_error(error, failure),
+        }
+    }
+}
+
+#[cold]
+fn unusable(form: bool, ctx: Option<&CallCtx>) -> Failure {
+    let text = match ctx {
+        _ if !form => "the form instance is null".into(),
+        None => "the call context is null".into(),
+        Some(ctx) => format!("a call context of {} bytes", ctx.struct_size),
+    };
+    Failure::invalid("argument", text)
+}
+
+/// Runs the form on checked tensors.
+///
+/// # Safety
+/// The views are lent to this call alone, and calls of a form that is not shared do not overlap.
+#[inline]
+unsafe fn run(
+    instance: &Instance,
+    ctx: &CallCtx,
+    inputs: &[TensorView],
+    outputs: &[TensorView],
+    states: &[TensorView],
+    failure: &mut Option<Failure>,
+) {
+    let mut made = [const { MaybeUninit::uninit() }; PLAIN];
+    // SAFETY: promised by the caller.
+    unsafe {
+        match plain_call(inputs, outputs, states, &mut made) {
+            Some((inputs, outputs, states)) => {
+                instance.enter(failure, |form| form.call(ctx, inputs, outputs, states))
+            }
+            None => instance.enter(failure, |form| {
+                with_copies(form, ctx, inputs, outputs, states)
+            }),
+        }
+    }
 }
 
 /// Views of one argument list that live on the stack; longer lists go to the heap. 8 covers every
-/// span of the catalog, and a call of a usual form allocates nothing here.
+/// span of the catalog.
 const INLINE: usize = 8;
 
+/// The long way: views that need a closer look, or that are wrong.
+///
 /// # Safety
 /// The views are lent to this call alone.
-unsafe fn with_tensors(
-    form: &mut dyn BoundForm,
+#[cold]
+unsafe fn with_copies(
+    form: Entered<'_>,
     ctx: &CallCtx,
     inputs: &[TensorView],
     outputs: &[TensorView],
@@ -475,12 +599,19 @@ impl<T> List<T> {
 }
 
 unsafe extern "C" fn facts(form: *mut c_void, out: *mut FormFacts) {
-    // SAFETY: null or an instance of `bind`.
-    let instance = unsafe { form.cast_const().cast::<Instance>().as_ref() };
-    let facts = instance.map(|instance| instance.enter(|form| Ok(form.facts())));
-    if !out.is_null() {
-        // SAFETY: writable, says the ABI.
-        unsafe { out.write(facts.and_then(Result::ok).unwrap_or_default()) };
+    let mut facts = FormFacts::default();
+    // SAFETY: null or an instance of `bind`; asked once before any call, says the ABI. `out` is null or
+    // writable.
+    unsafe {
+        if let Some(instance) = form.cast_const().cast::<Instance>().as_ref() {
+            instance.enter(&mut None, |form| {
+                facts = form.facts();
+                Ok(())
+            });
+        }
+        if !out.is_null() {
+            out.write(facts);
+        }
     }
 }
 
@@ -495,24 +626,18 @@ unsafe extern "C" fn release(form: *mut c_void) {
     }
 }
 
+/// `None`: there are some and no array.
+///
 /// # Safety
 /// `views` has `n` valid elements during `'a`, or `n` is 0.
-unsafe fn views<'a>(
-    views: *const TensorView,
-    n: usize,
-    what: &str,
-) -> Result<&'a [TensorView], Failure> {
-    if n == 0 {
-        return Ok(&[]);
+#[inline]
+unsafe fn views<'a>(views: *const TensorView, n: usize) -> Option<&'a [TensorView]> {
+    match (n, views.is_null()) {
+        (0, _) => Some(&[]),
+        (_, true) => None,
+        // SAFETY: promised by the caller.
+        (n, false) => Some(unsafe { std::slice::from_raw_parts(views, n) }),
     }
-    if views.is_null() {
-        return Err(Failure::invalid(
-            "argument",
-            format!("{n} {what} without an array"),
-        ));
-    }
-    // SAFETY: promised by the caller.
-    Ok(unsafe { std::slice::from_raw_parts(views, n) })
 }
 
 /// Writes the result to the caller's out-parameters.
@@ -540,6 +665,19 @@ fn guard<R>(f: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
         .unwrap_or_else(|payload| Err(Failure::panicked(text(payload))))
 }
 
+/// As [`guard`], with the failure in a place of the caller's.
+#[inline]
+fn guard_into(failure: &mut Option<Failure>, f: impl FnOnce() -> Result<(), Failure>) {
+    let caught = catch_unwind(AssertUnwindSafe(|| {
+        if let Err(e) = f() {
+            *failure = Some(e);
+        }
+    }));
+    if let Err(payload) = caught {
+        *failure = Some(Failure::panicked(text(payload)));
+    }
+}
+
 fn text(payload: Box<dyn Any + Send>) -> String {
     if let Some(text) = payload.downcast_ref::<&'static str>() {
         return (*text).to_string();
@@ -560,7 +698,8 @@ mod tests {
     use crate::abi::{Contract, DType, STATUS_INVALID, STATUS_POISONED, STATUS_REFUSED};
     use crate::describe::{Description, FormDecl};
     use crate::owned::{read_bytes, take_error};
-    use std::sync::atomic::AtomicUsize;
+    use crate::sdk::Concurrent;
+    use std::sync::atomic::{AtomicPtr, AtomicUsize};
 
     #[test]
     fn the_exported_name_is_the_one_abi_stable_looks_up() {
@@ -650,6 +789,7 @@ mod tests {
 
     /// Calls the tables as a host does.
     struct Bound {
+        table: &'static PluginVTable,
         plugin: *mut c_void,
         form: *mut c_void,
     }
@@ -658,6 +798,11 @@ mod tests {
 
     impl Bound {
         fn new(form: &str) -> Result<Bound, Failure> {
+            Bound::of(TABLE, form)
+        }
+
+        fn of(table: fn() -> &'static PluginVTable, form: &str) -> Result<Bound, Failure> {
+            let table = table();
             let (mut plugin, mut handle) = (std::ptr::null_mut(), std::ptr::null_mut());
             let mut error = Error::EMPTY;
             let contract = Contract::capacity(DType::F32, 1);
@@ -679,15 +824,16 @@ mod tests {
             };
             // SAFETY: all arguments are as the ABI says and outlive the calls.
             unsafe {
-                let status = (TABLE().open)(Host::detached().raw(), &mut plugin, &mut error);
+                let status = (table.open)(Host::detached().raw(), &mut plugin, &mut error);
                 assert_eq!(status, STATUS_OK);
-                match (TABLE().bind)(plugin, &args, &mut handle, &mut error) {
+                match (table.bind)(plugin, &args, &mut handle, &mut error) {
                     STATUS_OK => Ok(Bound {
+                        table,
                         plugin,
                         form: handle,
                     }),
                     status => {
-                        (TABLE().close)(plugin);
+                        (table.close)(plugin);
                         Err(take_error(status, &mut error))
                     }
                 }
@@ -732,7 +878,7 @@ mod tests {
             // SAFETY: made by the same table, dropped once.
             unsafe {
                 (FORM.release)(self.form);
-                (TABLE().close)(self.plugin);
+                (self.table.close)(self.plugin);
             }
         }
     }
@@ -842,18 +988,158 @@ mod tests {
     #[test]
     fn a_call_inside_a_call_is_turned_away() {
         let instance = Instance::new(Box::new(Negate("good".into())));
-        let inner = instance.enter(|_| Ok(instance.enter(|_| Ok(()))));
-        let failure = inner
-            .expect("the outer call runs")
-            .expect_err("the inner one does not");
+        let (mut outer, mut inner, mut later) = (None, None, None);
+        // SAFETY: one thread.
+        unsafe {
+            instance.enter(&mut outer, |_| {
+                instance.enter(&mut inner, |_| Ok(()));
+                Ok(())
+            });
+            instance.enter(&mut later, |_| Ok(()));
+        }
+        assert_eq!(outer, None);
+        let failure = inner.expect("the inner call is turned away");
         assert_eq!(
             (failure.status, failure.code.as_str()),
             (STATUS_INVALID, "overlapping_call")
         );
-        assert!(
-            instance.enter(|_| Ok(())).is_ok(),
-            "the refused call left the instance alive"
+        assert_eq!(later, None, "the refused call left the instance alive");
+    }
+
+    /// Waits until as many calls are inside as it says, or gives up.
+    struct Meet {
+        inside: AtomicUsize,
+        wanted: usize,
+    }
+
+    impl ConcurrentForm for Meet {
+        fn facts(&self) -> FormFacts {
+            FormFacts {
+                packed_bytes: 9,
+                ..FormFacts::default()
+            }
+        }
+
+        fn call(
+            &self,
+            _: &CallCtx,
+            _: &[Tensor<'_>],
+            _: &mut [TensorMut<'_>],
+            _: &mut [TensorMut<'_>],
+        ) -> Result<(), Failure> {
+            self.inside.fetch_add(1, Ordering::SeqCst);
+            let since = std::time::Instant::now();
+            while self.inside.load(Ordering::SeqCst) < self.wanted {
+                if since.elapsed().as_secs() > 20 {
+                    return Err(Failure::failed("alone", "nobody else came in"));
+                }
+                std::thread::yield_now();
+            }
+            Ok(())
+        }
+    }
+
+    struct Shares;
+
+    impl Backend for Shares {
+        fn description() -> Description {
+            let form = |name: &str| FormDecl {
+                concurrent: true,
+                ..FormDecl::new("", name, "none")
+            };
+            let mut description = Description::new("shares", "tests", "0.0.1");
+            description.forms = vec![form("meets"), form("alone"), form("negates")];
+            description
+        }
+
+        fn open(_: Host) -> Result<Self, Failure> {
+            Ok(Shares)
+        }
+
+        fn bind(&self, request: &BindRequest<'_>) -> Result<Box<dyn BoundForm>, Failure> {
+            let meet = |wanted| {
+                Box::new(Concurrent(Meet {
+                    inside: AtomicUsize::new(0),
+                    wanted,
+                }))
+            };
+            match request.form {
+                "meets" => Ok(meet(3)),
+                // Waits for nobody, fails at once where it is not the first.
+                "alone" => Ok(meet(0)),
+                other => Ok(Box::new(Negate(other.into()))),
+            }
+        }
+    }
+
+    #[test]
+    fn calls_of_a_concurrent_form_overlap() {
+        let bound = Bound::of(plugin_vtable::<Shares>, "meets").expect("binds");
+        let mut facts = FormFacts::default();
+        // SAFETY: a bound handle and a writable out-parameter.
+        unsafe { (FORM.facts)(bound.form, &mut facts) };
+        assert_eq!(facts.packed_bytes, 9);
+        let form = AtomicPtr::new(bound.form);
+        std::thread::scope(|scope| {
+            let call = || {
+                let mut error = Error::EMPTY;
+                let null = std::ptr::null();
+                let form = form.load(Ordering::SeqCst);
+                // SAFETY: bound, and declared to take calls that overlap; no tensors.
+                unsafe { (FORM.call)(form, &CallCtx::NONE, null, 0, null, 0, null, 0, &mut error) }
+            };
+            let calls = [0, 1, 2].map(|_| scope.spawn(call));
+            for call in calls {
+                assert_eq!(call.join().expect("returns"), STATUS_OK);
+            }
+        });
+    }
+
+    #[test]
+    fn a_concurrent_form_is_poisoned_like_any_other() {
+        struct Fails;
+        impl ConcurrentForm for Fails {
+            fn call(
+                &self,
+                _: &CallCtx,
+                inputs: &[Tensor<'_>],
+                _: &mut [TensorMut<'_>],
+                _: &mut [TensorMut<'_>],
+            ) -> Result<(), Failure> {
+                match inputs.len() {
+                    1 => Err(Failure::refused("form_band", "planted")),
+                    _ => panic!("planted"),
+                }
+            }
+        }
+        let instance = Instance::new(Box::new(Concurrent(Fails)));
+        let call = |inputs: &[Tensor<'_>]| {
+            let mut failure = None;
+            // SAFETY: the form is shared.
+            unsafe {
+                instance.enter(&mut failure, |form| {
+                    form.call(&CallCtx::NONE, inputs, &mut [], &mut [])
+                });
+            }
+            failure.expect("planted").status
+        };
+        assert_eq!(call(&[Tensor::ABSENT]), STATUS_REFUSED);
+        assert_eq!(call(&[Tensor::ABSENT]), STATUS_REFUSED, "alive");
+        assert_eq!(call(&[]), STATUS_PANICKED);
+        assert_eq!(call(&[Tensor::ABSENT]), STATUS_POISONED);
+    }
+
+    #[test]
+    fn who_declares_concurrent_has_to_be_it() {
+        let failure = Bound::of(plugin_vtable::<Shares>, "negates")
+            .err()
+            .expect("refused");
+        assert_eq!(
+            (failure.status, failure.code.as_str()),
+            (STATUS_FAILED, "description")
         );
+        assert!(failure.message.contains("`negates`"), "{failure}");
+        assert!(Bound::of(plugin_vtable::<Shares>, "alone").is_ok());
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub use failure::Failure;
 pub use host::{Host, Scratch};
 pub use request::BindRequest;
 pub use tensor::{disjoint, Tensor, TensorMut};
+pub(crate) use tensor::{plain_call, PLAIN};
 
 use crate::abi::{CallCtx, FormFacts};
 use crate::describe::{Description, DeviceInfo, ProbeReport, ProbeShapes};
@@ -71,8 +72,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
 }
 
 /// A form bound to one seat: its packed weights and its buffers. Calls on one instance never
-/// overlap (the door answers `overlapping_call` otherwise), so a form declared through this layer
-/// leaves `concurrent` false.
+/// overlap (a call inside a call answers `overlapping_call`), so such a form leaves `concurrent`
+/// false. One whose calls only read is a [`ConcurrentForm`].
 pub trait BoundForm: Send {
     /// What it added. Asked once after `bind`.
     fn facts(&self) -> FormFacts {
@@ -91,4 +92,56 @@ pub trait BoundForm: Send {
         outputs: &mut [TensorMut<'_>],
         states: &mut [TensorMut<'_>],
     ) -> Result<(), Failure>;
+
+    /// Itself, where calls may overlap. [`Concurrent`] answers; nobody else needs to.
+    #[doc(hidden)]
+    fn concurrent(&self) -> Option<&(dyn ConcurrentForm + 'static)> {
+        None
+    }
+}
+
+/// A form whose calls may overlap: it may declare `concurrent`. It is shared by threads, so what a
+/// call changes is behind an atomic or a lock, which the compiler holds it to.
+///
+/// `bind` wraps it: `Ok(Box::new(Concurrent(form)))`. Whether the host really overlaps calls follows
+/// the declaration; a declared form that is no `Concurrent` is refused when it is bound.
+pub trait ConcurrentForm: Send + Sync {
+    /// As [`BoundForm::facts`].
+    fn facts(&self) -> FormFacts {
+        FormFacts::default()
+    }
+
+    /// As [`BoundForm::call`], possibly on several threads at once, each with tensors of its own.
+    /// After a failure no further call starts; those that run end as they do.
+    fn call(
+        &self,
+        ctx: &CallCtx,
+        inputs: &[Tensor<'_>],
+        outputs: &mut [TensorMut<'_>],
+        states: &mut [TensorMut<'_>],
+    ) -> Result<(), Failure>;
+}
+
+/// A [`ConcurrentForm`] as what `bind` gives.
+#[derive(Debug)]
+pub struct Concurrent<F>(pub F);
+
+impl<F: ConcurrentForm + 'static> BoundForm for Concurrent<F> {
+    fn facts(&self) -> FormFacts {
+        self.0.facts()
+    }
+
+    fn call(
+        &mut self,
+        ctx: &CallCtx,
+        inputs: &[Tensor<'_>],
+        outputs: &mut [TensorMut<'_>],
+        states: &mut [TensorMut<'_>],
+    ) -> Result<(), Failure> {
+        self.0.call(ctx, inputs, outputs, states)
+    }
+
+    fn concurrent(&self) -> Option<&(dyn ConcurrentForm + 'static)> {
+        Some(&self.0)
+    }
 }

@@ -3,8 +3,10 @@
 //! Two levels: the bare table entry, which is what the ABI itself costs, and the loader's safe call, which checks
 //! counts, overlap and poison on the way in. Through the Rust door the SDK adds its own: views become checked tensors,
 //! outputs must share memory with nothing, a panic becomes a status. Every form does nothing; one input, an absent one
-//! and one output, as `linear_proj` has. The lower quartile of many short rounds: on a shared machine the median tells
-//! of the neighbours.
+//! and one output, as `linear_proj` has.
+//!
+//! Each round times the direct call and then the other one, so that both see the same neighbours on a shared machine;
+//! the rows are medians over the rounds, with the quartiles of the difference.
 //!
 //! `cargo build --release -p structures-plugin-api --examples && cargo run --release -p structures-loader --example
 //! call_boundary`
@@ -26,17 +28,36 @@ use structures_plugin_api::sdk::{self, Tensor, TensorMut};
 const ROUNDS: usize = 400;
 const CALLS: u32 = 10_000;
 
-/// Nanoseconds a call: the lower quartile of many rounds.
-fn time(mut call: impl FnMut()) -> f64 {
-    let mut rounds: Vec<f64> = (0..ROUNDS)
-        .map(|_| {
-            let start = Instant::now();
-            (0..CALLS).for_each(|_| call());
-            start.elapsed().as_secs_f64() * 1e9 / f64::from(CALLS)
-        })
-        .collect();
-    rounds.sort_by(f64::total_cmp);
-    rounds[ROUNDS / 4]
+/// Nanoseconds a call in one round.
+fn round(call: &mut dyn FnMut()) -> f64 {
+    let start = Instant::now();
+    call();
+    start.elapsed().as_secs_f64() * 1e9 / f64::from(CALLS)
+}
+
+/// One round of calls as one thing to time; the loop is inside, so that it costs both sides the same.
+fn many(mut call: impl FnMut()) -> impl FnMut() {
+    move || (0..CALLS).for_each(|_| call())
+}
+
+/// Times two kinds of call in turn and prints the second.
+fn compare(name: &str, mut direct: impl FnMut(), mut call: impl FnMut()) {
+    let (mut alone, mut beyond) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let (a, b) = (round(&mut direct), round(&mut call));
+        alone.push(b);
+        beyond.push(b - a);
+    }
+    alone.sort_by(f64::total_cmp);
+    beyond.sort_by(f64::total_cmp);
+    let at = |v: &[f64], part: usize| v[ROUNDS * part / 4];
+    println!(
+        "{name:<36} {:6.2} ns  {:+6.2} ns  ({:+.2} .. {:+.2})",
+        at(&alone, 2),
+        at(&beyond, 2),
+        at(&beyond, 1),
+        at(&beyond, 3)
+    );
 }
 
 /// The entry of a form, as in the table.
@@ -84,11 +105,16 @@ impl sdk::BoundForm for Direct {
     }
 }
 
-fn entry(entry: Entry, form: *mut c_void, inputs: &[TensorView], outputs: &[TensorView]) -> f64 {
+/// Calls of a table entry.
+fn entry<'a>(
+    entry: Entry,
+    form: *mut c_void,
+    inputs: &'a [TensorView],
+    outputs: &'a [TensorView],
+) -> impl FnMut() + 'a {
     let entry = black_box(entry);
-    let null = std::ptr::null();
     let mut error = Error::EMPTY;
-    time(|| {
+    many(move || {
         // SAFETY: the form is bound or not looked at, the views are the caller's.
         let status = unsafe {
             entry(
@@ -98,7 +124,7 @@ fn entry(entry: Entry, form: *mut c_void, inputs: &[TensorView], outputs: &[Tens
                 inputs.len(),
                 outputs.as_ptr(),
                 outputs.len(),
-                null,
+                std::ptr::null(),
                 0,
                 &mut error,
             )
@@ -137,14 +163,25 @@ fn bound(plugins: &Path, id: &str, form: &str) -> BoundForm {
     plugin.bind(&spec).expect("binds")
 }
 
-fn safe(form: &BoundForm) -> f64 {
-    let (x, mut y) = ([1.0_f32; 4], [0.0_f32; 4]);
+/// Calls through the loader.
+fn safe<'a>(form: &'a BoundForm, x: &'a [f32; 4], y: &'a mut [f32; 4]) -> impl FnMut() + 'a {
     let inputs = [
-        HostTensor::new(&x, &[1, 4]).expect("fits"),
+        HostTensor::new(x, &[1, 4]).expect("fits"),
         HostTensor::ABSENT,
     ];
-    let mut outputs = [HostTensorMut::new(&mut y, &[1, 4]).expect("fits")];
-    time(|| form.call(&inputs, &mut outputs, &mut []).expect("runs"))
+    let mut outputs = [HostTensorMut::new(y, &[1, 4]).expect("fits")];
+    many(move || form.call(&inputs, &mut outputs, &mut []).expect("runs"))
+}
+
+/// Calls of the same Rust method without a boundary.
+fn method<'a>(x: &'a [f32; 4], y: &'a mut [f32; 4]) -> impl FnMut() + 'a {
+    let mut form: Box<dyn sdk::BoundForm> = black_box(Box::new(Direct));
+    let inputs = [Tensor::from_f32(x, &[1, 4]).expect("fits"), Tensor::ABSENT];
+    let mut outputs = [TensorMut::from_f32(y, &[1, 4]).expect("fits")];
+    many(move || {
+        form.call(&CallCtx::NONE, &inputs, &mut outputs, &mut [])
+            .expect("runs");
+    })
 }
 
 fn main() {
@@ -164,41 +201,37 @@ fn main() {
         bound(&plugins, "noop", "noop"),
     );
 
-    let (x, mut y) = ([1.0_f32; 4], [0.0_f32; 4]);
+    let (x, mut y, mut z) = ([1.0_f32; 4], [0.0_f32; 4], [0.0_f32; 4]);
     let tensor = Tensor::from_f32(&x, &[1, 4]).expect("fits");
     let inputs = [*tensor.view(), TensorView::ABSENT];
     let outputs = {
         let y = TensorMut::from_f32(&mut y, &[1, 4]).expect("fits");
         [*y.as_tensor().view()]
     };
-    let function = entry(direct, std::ptr::null_mut(), &inputs, &outputs);
-    let mut form: Box<dyn sdk::BoundForm> = black_box(Box::new(Direct));
-    let tensors = [tensor, Tensor::ABSENT];
-    let mut made = [TensorMut::from_f32(&mut y, &[1, 4]).expect("fits")];
-    let method = time(|| {
-        form.call(&CallCtx::NONE, &tensors, &mut made, &mut [])
-            .expect("runs")
-    });
-    let row = |name: &str, ns: f64, direct: f64| {
-        println!("{name:<34} {ns:6.2} ns  {:+6.2} ns", ns - direct)
-    };
-    row("direct: C function", function, function);
-    row(
+    let (inputs, outputs) = (&inputs[..], &outputs[..]);
+    let function = || entry(direct, std::ptr::null_mut(), inputs, outputs);
+    compare("C function, twice", function(), function());
+    compare(
         "C door: table entry",
-        entry(c.raw_entry(), c.raw_form(), &inputs, &outputs),
-        function,
+        function(),
+        entry(c.raw_entry(), c.raw_form(), inputs, outputs),
     );
-    row("C door: loader's call", safe(&c), function);
-    row("direct: Rust method", method, method);
-    row(
+    compare("C door: loader's call", function(), safe(&c, &x, &mut z));
+    let entry = |inputs, outputs| entry(rust.raw_entry(), rust.raw_form(), inputs, outputs);
+    compare(
         "Rust door: table entry, no tensors",
-        entry(rust.raw_entry(), rust.raw_form(), &[], &[]),
-        method,
+        method(&x, &mut z),
+        entry(&[], &[]),
     );
-    row(
+    compare(
         "Rust door: table entry",
-        entry(rust.raw_entry(), rust.raw_form(), &inputs, &outputs),
-        method,
+        method(&x, &mut z),
+        entry(inputs, outputs),
     );
-    row("Rust door: loader's call", safe(&rust), method);
+    let mut other = [0.0_f32; 4];
+    compare(
+        "Rust door: loader's call",
+        method(&x, &mut z),
+        safe(&rust, &x, &mut other),
+    );
 }

@@ -21,7 +21,7 @@ use structures_plugin_api::describe::Description;
 use crate::code::{Code, Refusal};
 use crate::private;
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const NAME: &str = "scans.json";
 /// Ten thousand plugins with twenty forms each.
 const LONGEST: u64 = 256 << 20;
@@ -100,6 +100,9 @@ struct ObjectEntry {
     answer: Answer,
     /// It was opened by this host and worked.
     loaded: bool,
+    /// The line of the last signature that was found to fit these bytes, whoever made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    signed: Option<String>,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -168,6 +171,19 @@ impl ScanCache {
         self.tables.objects.get(sha256).is_some_and(|o| o.loaded)
     }
 
+    /// The line of a signature that fits these bytes.
+    pub(crate) fn signed(&self, sha256: &str) -> Option<&str> {
+        self.tables.objects.get(sha256)?.signed.as_deref()
+    }
+
+    /// Remembers a signature that was verified.
+    pub(crate) fn note_signed(&mut self, sha256: &str, line: String) {
+        if let Some(entry) = self.tables.objects.get_mut(sha256) {
+            self.changed |= entry.signed.as_ref() != Some(&line);
+            entry.signed = Some(line);
+        }
+    }
+
     /// Remembers a file. A path that is not UTF-8 is hashed at every scan.
     pub(crate) fn note_file(&mut self, path: &Path, stamp: Stamp, taken: i64, sha256: &str) {
         let Some(path) = path.to_str() else { return };
@@ -192,6 +208,7 @@ impl ScanCache {
         let entry = ObjectEntry {
             answer,
             loaded: false,
+            signed: None,
         };
         self.tables.objects.insert(sha256.into(), entry);
         self.changed = true;
@@ -371,7 +388,7 @@ mod tests {
             "{}",
             "null",
             &whole[..whole.len() / 2],
-            &whole.replacen("\"version\":1", "\"version\":2", 1),
+            &whole.replacen("\"version\":2", "\"version\":1", 1),
             &whole.replacen("\"sha256\":\"ab\"", "\"sha256\":7", 1),
         ] {
             std::fs::write(&file, bad).expect("spoil");

@@ -82,9 +82,9 @@ codes! {
         "Install library and sidecar of one package, or remove the sidecar.";
     ScannerMissing "scanner_missing": "There is no program to describe plugins in a process of their own.",
         "Set STRUCTURES_SCANNER to the `structures` program or install it beside this executable.";
-    ScanTimeout "scan_timeout": "Describing the plugin did not finish in time; the child was killed.",
-        "Report it to the vendor: loading and `describe` must not wait for anything. It is tried again after an hour or `plugins rescan`.";
-    ScanCrashed "scan_crashed": "Describing the plugin ended the child by a signal.",
+    ScanTimeout "scan_timeout": "Describing or opening the plugin did not finish in time; the child was killed.",
+        "Report it to the vendor: loading and `describe` must not wait for anything, `open` only for its devices. It is tried again after an hour or `plugins rescan`.";
+    ScanCrashed "scan_crashed": "Describing the plugin, or opening or closing it once, ended the child by a signal.",
         "Report it to the vendor with the signal; the plugin stays out until the file changes or `plugins rescan`.";
     ScanFailed "scan_failed": "The scan child ended without an answer.",
         "Run the scanner by hand on the file; its messages are in the log.";

@@ -270,7 +270,7 @@ impl BoundForm {
         outputs: &[TensorView],
         states: &[TensorView],
     ) -> Result<(), PluginError> {
-        let workspace = Workspace::lease(self)?;
+        let workspace = Workspace::lease(self).ok_or_else(|| self.short_of_memory())?;
         let ctx = context(&workspace);
         let mut error = Error::EMPTY;
         // SAFETY: the handle is bound and not released, nobody else is inside; the arrays are as long as they say.
@@ -302,7 +302,7 @@ impl BoundForm {
         inputs: &[TensorView],
         outputs: &[TensorView],
     ) -> Result<Status, PluginError> {
-        let workspace = Workspace::lease(self)?;
+        let workspace = Workspace::lease(self).ok_or_else(|| self.short_of_memory())?;
         let ctx = context(&workspace);
         let mut error = Error::EMPTY;
         let (handle, at) = (self.raw_form(), &raw const ctx);

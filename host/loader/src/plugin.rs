@@ -501,7 +501,9 @@ impl BoundForm {
         outputs: &mut [HostTensorMut<'_>],
         states: &mut [HostTensorMut<'_>],
     ) -> Result<(), PluginError> {
-        self.on_device(0)?;
+        if self.device != 0 {
+            return Err(self.elsewhere(0));
+        }
         // SAFETY: views are checked borrows of host memory, outputs and states exclusive ones.
         unsafe {
             self.enter(
@@ -515,14 +517,19 @@ impl BoundForm {
 
     /// Refuses arguments that lie on another device than the form was bound on.
     pub(crate) fn on_device(&self, device: u32) -> Result<(), PluginError> {
-        if device == self.device {
-            return Ok(());
+        match device == self.device {
+            true => Ok(()),
+            false => Err(self.elsewhere(device)),
         }
+    }
+
+    #[cold]
+    fn elsewhere(&self, device: u32) -> PluginError {
         let what = format!(
             "the form was bound on device {}, the arguments are on device {device}",
             self.device
         );
-        Err(self.refused("device_mismatch", what))
+        self.refused("device_mismatch", what)
     }
 
     /// The call itself.
@@ -542,13 +549,18 @@ impl BoundForm {
             return Err(self.miscounted(found));
         }
         let _busy = match &self.busy {
-            Some(flag) => Some(Busy::take(flag).ok_or_else(|| self.overlapping())?),
+            Some(flag) => match Busy::take(flag) {
+                Some(busy) => Some(busy),
+                None => return Err(self.overlapping()),
+            },
             None => None,
         };
         if self.poisoned() {
             return Err(self.dead());
         }
-        let workspace = Workspace::lease(self)?;
+        let Some(workspace) = Workspace::lease(self) else {
+            return Err(self.short_of_memory());
+        };
         let ctx = CallCtx {
             struct_size: size_of::<CallCtx>() as u32,
             flags: 0,
@@ -574,8 +586,13 @@ impl BoundForm {
         if status == STATUS_OK {
             return Ok(());
         }
+        self.failed(status, &mut error)
+    }
+
+    #[cold]
+    fn failed(&self, status: Status, error: &mut Error) -> Result<(), PluginError> {
         self.poisoned.store(true, Ordering::Release);
-        self.plugin.check(&self.form, status, &mut error)
+        self.plugin.check(&self.form, status, error)
     }
 
     #[cold]
@@ -599,6 +616,14 @@ impl BoundForm {
         let what = "an earlier call failed; the instance is not entered again".into();
         self.plugin
             .error(&self.form, StatusKind::Poisoned, "poisoned", what)
+    }
+
+    #[cold]
+    pub(crate) fn short_of_memory(&self) -> PluginError {
+        let bytes = self.facts.workspace_bytes;
+        let what = format!("no memory for a workspace of {bytes} bytes");
+        self.plugin
+            .error(&self.form, StatusKind::Failed, "workspace", what)
     }
 
     #[cold]
@@ -689,23 +714,18 @@ impl<'a> Workspace<'a> {
         self.memory
     }
 
-    pub(crate) fn lease(form: &'a BoundForm) -> Result<Self, PluginError> {
+    /// `None` when memory is short.
+    pub(crate) fn lease(form: &'a BoundForm) -> Option<Self> {
         let host = &form.plugin.host;
         let bytes = form.facts.workspace_bytes;
         if bytes == 0 {
-            return Ok(Workspace {
+            return Some(Workspace {
                 host,
                 memory: std::ptr::null_mut(),
             });
         }
         let memory = host.lease(WORKSPACE_TAG, bytes, WORKSPACE_ALIGN);
-        if memory.is_null() {
-            let what = format!("no memory for a workspace of {bytes} bytes");
-            return Err(form
-                .plugin
-                .error(&form.form, StatusKind::Failed, "workspace", what));
-        }
-        Ok(Workspace { host, memory })
+        (!memory.is_null()).then_some(Workspace { host, memory })
     }
 }
 

@@ -317,6 +317,10 @@ struct Candidate {
     description: Option<Description>,
     /// What the child answered in this scan.
     answer: Option<Answer>,
+    /// What it answered when the child opened it.
+    unopened: Option<Refusal>,
+    /// The line of a signature that was found to fit these bytes.
+    signed: Option<String>,
     fate: Fate,
     steps: Vec<String>,
 }
@@ -483,12 +487,18 @@ impl Scan<'_> {
             candidate.steps.push(lock);
         }
         let copy = candidate.object.as_ref().map(|o| o.path.clone());
+        // Without a copy nothing is opened, and the digest is the cache's: so may be what it says of a signature.
+        let known = match copy {
+            Some(_) => None,
+            None => self.cache.signed(&sha256),
+        };
         let bytes = || copy.map_or_else(|| opened.file.try_clone(), File::open);
         let required = self.options.require_signed;
-        let (state, answer) = self.keys.judge(&candidate.path, bytes, required);
-        candidate.steps.push(format!("signature {state}"));
-        candidate.signature = Some(state);
-        answer?;
+        let judged = self.keys.judge(&candidate.path, known, bytes, required);
+        candidate.steps.push(format!("signature {}", judged.state));
+        candidate.signature = Some(judged.state);
+        candidate.signed = judged.verified;
+        judged.answer?;
         let sidecar = sidecar?;
         if let Some(sidecar) = &sidecar {
             sidecar.covers(&candidate.path, &sha256)?;
@@ -589,13 +599,25 @@ impl Scan<'_> {
         let described = self
             .scanner
             .describe(&object.path, self.options.deadline)
-            .and_then(|text| document::parse(&text).map_err(Failed::from));
+            .and_then(|described| {
+                let d = document::parse(&described.text)?;
+                Ok((d, described.opened))
+            });
         let took = start.elapsed().as_secs_f64() * 1e3;
         match described {
-            Ok(d) => {
+            Ok((d, opened)) => {
                 candidate.steps.push(format!("described in {took:.1} ms"));
-                candidate.answer = Some(Answer::Description(Box::new(d.clone())));
-                candidate.description = Some(d);
+                candidate.description = Some(d.clone());
+                match opened {
+                    Ok(()) => candidate.answer = Some(Answer::Description(Box::new(d))),
+                    // An answer of the plugin's own, perhaps another one tomorrow; ids are settled first.
+                    Err(failed) if failed.is_answer() => candidate.unopened = Some(failed.refusal),
+                    Err(Failed { refusal, signal }) => {
+                        self.quarantine
+                            .note(sha256, &candidate.path, &refusal, signal);
+                        return Err(refusal);
+                    }
+                }
                 Ok(())
             }
             Err(Failed { refusal, signal }) => {
@@ -623,6 +645,9 @@ impl Scan<'_> {
         if let Some(answer) = candidate.answer.take() {
             self.cache.note_answer(sha256, answer);
         }
+        if let Some(line) = candidate.signed.take() {
+            self.cache.note_signed(sha256, line);
+        }
         if let Some((stamp, taken)) = candidate.stamp {
             if self.cache.answer(sha256).is_some() {
                 self.cache.note_file(&candidate.path, stamp, taken, sha256);
@@ -646,6 +671,9 @@ impl Scan<'_> {
                 description.id,
                 earlier.display()
             )));
+        }
+        if let Some(refusal) = candidate.unopened.take() {
+            return Fate::Refused(refusal);
         }
         if self.listing && self.cache.loaded(&sha256) {
             candidate.steps.push("opened before (cache)".into());
@@ -757,6 +785,8 @@ impl Candidate {
             quarantine: None,
             description: None,
             answer: None,
+            unopened: None,
+            signed: None,
             fate: Fate::Unknown,
             steps: Vec::new(),
         }

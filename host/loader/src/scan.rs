@@ -1,8 +1,9 @@
-//! Describing a plugin in a throw-away process: both ends.
+//! Describing a plugin and opening it once in a throw-away process: both ends.
 //!
 //! Opening a library runs its initialisers, and a stranger's initialisers may crash, hang, print or exit. So the
 //! first opening happens in a child: `<scanner> scan-plugin <library>`, which answers one JSON line with a magic
-//! field. The child moves its real stdout to a private descriptor before it opens anything, writes no core file, has
+//! field. So may its `open`: where the document says that this host would go on, the child does what the host will
+//! do next (make the instance, ask for devices, close it) and answers a second line. The child moves its real stdout to a private descriptor before it opens anything, writes no core file, has
 //! limited processor time, dies with its parent and leaves by `_exit`. The parent waits until a deadline, then kills
 //! the child's whole process group, and reaps it in every case.
 //!
@@ -18,10 +19,16 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use structures_plugin_api::describe::Description;
+
+use crate::arch::{self, Device};
 use crate::code::{Code, Refusal};
+use crate::document;
 use crate::open::{one_line, Doorway, LONGEST_DOCUMENT};
+use crate::plugin::Plugin;
 use crate::search::Environment;
 use crate::services::NO_HOST;
+use crate::store::Object;
 use crate::sys;
 
 /// Sub-command of the scanner program.
@@ -99,10 +106,16 @@ impl Scanner {
         }
     }
 
-    /// The text of the `describe` document of the library at `object`.
-    pub(crate) fn describe(&self, object: &Path, deadline: Duration) -> Result<String, Failed> {
+    /// The `describe` document of the library at `object`, and how it went when it was opened.
+    pub(crate) fn describe(&self, object: &Path, deadline: Duration) -> Result<Described, Failed> {
         match self {
-            Scanner::InProcess => describe_here(object).map_err(Failed::from),
+            // This process opens it next; nothing is gained by doing it twice.
+            Scanner::InProcess => describe_here(object)
+                .map(|(_, text)| Described {
+                    text,
+                    opened: Ok(()),
+                })
+                .map_err(Failed::from),
             Scanner::Missing(refusal) => Err(refusal.clone().into()),
             Scanner::Program(program) => describe_in_child(program, object, deadline),
         }
@@ -127,11 +140,28 @@ impl Scanner {
     }
 }
 
+/// What a library said of itself.
+#[derive(Debug)]
+pub(crate) struct Described {
+    /// The document's text.
+    pub(crate) text: String,
+    /// What became of it when it was opened; nothing did where nobody tried.
+    pub(crate) opened: Result<(), Failed>,
+}
+
 /// Why there is no document, and the signal that ended the child if one did.
 #[derive(Debug)]
 pub(crate) struct Failed {
     pub(crate) refusal: Refusal,
     pub(crate) signal: Option<i32>,
+}
+
+impl Failed {
+    /// The plugin's own answer, as opposed to the end of the child.
+    pub(crate) fn is_answer(&self) -> bool {
+        use Code::{ScanCrashed, ScanFailed, ScanTimeout};
+        !matches!(self.refusal.code, ScanCrashed | ScanFailed | ScanTimeout)
+    }
 }
 
 impl From<Refusal> for Failed {
@@ -143,18 +173,54 @@ impl From<Refusal> for Failed {
     }
 }
 
-/// What the child prints.
-#[derive(Debug, Serialize, Deserialize)]
+/// A line that the child prints: the document or why there is none, then how opening went.
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Answer {
     structures_scan: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<String>,
+    /// It is opened next, and a second line says how that went.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    opens: bool,
+    /// It was opened and closed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    opened: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
+}
+
+impl Answer {
+    fn new() -> Self {
+        Answer {
+            structures_scan: MAGIC,
+            ..Answer::default()
+        }
+    }
+
+    fn refused(refusal: Refusal) -> Self {
+        Answer {
+            code: Some(refusal.code.name().into()),
+            reason: Some(refusal.reason),
+            detail: refusal.detail,
+            ..Answer::new()
+        }
+    }
+
+    /// The refusal that the line tells, if it does.
+    fn refusal(self) -> Option<Refusal> {
+        let (code, reason) = (self.code?, self.reason.unwrap_or_default());
+        Some(match Code::from_name(&code) {
+            Some(code) => Refusal {
+                detail: self.detail,
+                ..code.because(reason)
+            },
+            None => Code::ScanFailed.because(format!("{code}: {reason}")),
+        })
+    }
 }
 
 /// The child's end: describes the library at `path` and prints the answer. What a program does for
@@ -168,40 +234,72 @@ pub fn scan_main(path: &Path) -> i32 {
         }
     };
     sys::limit_scan_process(CPU_SECONDS);
-    let answer = match describe_here(path) {
-        Ok(text) => Answer {
-            structures_scan: MAGIC,
-            description: Some(text),
-            code: None,
-            reason: None,
-            detail: None,
-        },
-        Err(refusal) => Answer {
-            structures_scan: MAGIC,
-            description: None,
-            code: Some(refusal.code.name().into()),
-            reason: Some(refusal.reason),
-            detail: refusal.detail,
-        },
+    let mut send = |answer: &Answer| {
+        let sent = serde_json::to_string(answer)
+            .map_err(std::io::Error::from)
+            .and_then(|line| out.write_all(format!("{line}\n").as_bytes()));
+        if let Err(e) = sent {
+            eprintln!("scan-plugin: the answer cannot be written: {e}");
+            sys::exit_now(1);
+        }
     };
-    let sent = serde_json::to_string(&answer)
-        .map_err(std::io::Error::from)
-        .and_then(|line| out.write_all(format!("{line}\n").as_bytes()));
-    if let Err(e) = sent {
-        eprintln!("scan-plugin: the answer cannot be written: {e}");
-        sys::exit_now(1);
+    match describe_here(path) {
+        Err(refusal) => send(&Answer::refused(refusal)),
+        Ok((description, text)) => {
+            let wanted = description.filter(|d| would_open(d));
+            send(&Answer {
+                description: Some(text),
+                opens: wanted.is_some(),
+                ..Answer::new()
+            });
+            if let Some(description) = wanted {
+                send(&match rehearse(path, &description) {
+                    Ok(()) => Answer {
+                        opened: true,
+                        ..Answer::new()
+                    },
+                    Err(refusal) => Answer::refused(refusal),
+                });
+            }
+        }
     }
     // Not a normal exit: the library's exit handlers have no say.
     sys::exit_now(0)
 }
 
-fn describe_here(path: &Path) -> Result<String, Refusal> {
+/// The document, read where it can be, and its text.
+fn describe_here(path: &Path) -> Result<(Option<Description>, String), Refusal> {
     let doorway = Doorway::open(path)?;
     // SAFETY: null is allowed.
-    unsafe { doorway.exchange(NO_HOST) }?.describe()
+    let text = unsafe { doorway.exchange(NO_HOST) }?.describe()?;
+    Ok((document::parse(&text).ok(), text))
 }
 
-fn describe_in_child(program: &Path, object: &Path, deadline: Duration) -> Result<String, Failed> {
+/// Whether a host on this machine would go on with it; the host judges again, for itself.
+fn would_open(description: &Description) -> bool {
+    document::handshake(description).is_ok()
+        && arch::admit_at_load(&description.id, &description.archs, &Device::host_cpu()).is_ok()
+}
+
+/// What the host does next, once, where it can do no harm.
+fn rehearse(path: &Path, description: &Description) -> Result<(), Refusal> {
+    let object = Object {
+        path: path.to_path_buf(),
+        sha256: String::new(),
+    };
+    let plugin = Plugin::load(path, &object, description)?;
+    // A plugin that cannot say is one with none.
+    if let Err(e) = plugin.devices() {
+        eprintln!("{e}");
+    }
+    Ok(())
+}
+
+fn describe_in_child(
+    program: &Path,
+    object: &Path,
+    deadline: Duration,
+) -> Result<Described, Failed> {
     let failed = |what: String| Failed::from(Code::ScanFailed.because(what));
     let child = Command::new(program)
         .arg(SUBCOMMAND)
@@ -221,51 +319,76 @@ fn describe_in_child(program: &Path, object: &Path, deadline: Duration) -> Resul
     if !messages.trim().is_empty() {
         tracing::debug!("scan of {}: {}", object.display(), messages.trim());
     }
-    let Some(status) = end.status else {
-        let text = format!("no answer within {:.1} s, killed", deadline.as_secs_f64());
-        return Err(Code::ScanTimeout.because(text).into());
-    };
-    if let Some(signal) = status.signal() {
-        return Err(Failed {
-            refusal: Code::ScanCrashed.because(format!(
-                "the scan child was ended by {}{}",
-                sys::signal_name(signal),
-                last_words(&messages)
-            )),
-            signal: Some(signal),
-        });
-    }
-    let answer = end
+    let mut answers = end
         .answer
         .split(|b| *b == b'\n')
-        .find_map(|line| serde_json::from_slice::<Answer>(line).ok())
+        .filter_map(|line| serde_json::from_slice::<Answer>(line).ok())
         .filter(|answer| answer.structures_scan == MAGIC);
-    match answer {
+    let (first, second) = (answers.next(), answers.next());
+    let opening = first.as_ref().is_some_and(|answer| answer.opens);
+    let ended = ended(end.status, opening, deadline, &messages);
+    match first {
         Some(Answer {
             description: Some(text),
             ..
-        }) => Ok(text),
-        Some(Answer {
-            code: Some(code),
-            reason,
-            detail,
-            ..
-        }) => {
-            let reason = reason.unwrap_or_default();
-            Err(match Code::from_name(&code) {
-                Some(code) => Failed::from(Refusal {
-                    detail,
-                    ..code.because(reason)
-                }),
-                None => failed(format!("{code}: {reason}")),
-            })
-        }
-        _ => Err(failed(format!(
-            "expected an answer with `structures_scan`, found none; exit status {}{}",
-            status.code().unwrap_or(-1),
-            last_words(&messages)
-        ))),
+        }) => Ok(Described {
+            text,
+            opened: match (opening, second) {
+                (_, Some(second)) if second.code.is_some() => {
+                    second.refusal().map_or(Ok(()), |r| Err(r.into()))
+                }
+                // A scanner of another make may only describe.
+                (false, _) => ended.map_or(Ok(()), Err),
+                (true, Some(second)) if second.opened => ended.map_or(Ok(()), Err),
+                (true, _) => Err(ended.unwrap_or_else(|| silent(end.status, opening, &messages))),
+            },
+        }),
+        first => Err(match (ended, first.and_then(Answer::refusal)) {
+            (Some(ended), _) => ended,
+            (None, Some(refusal)) => refusal.into(),
+            (None, None) => silent(end.status, opening, &messages),
+        }),
     }
+}
+
+/// A child that was killed, or that died by a signal.
+fn ended(
+    status: Option<ExitStatus>,
+    opening: bool,
+    deadline: Duration,
+    messages: &str,
+) -> Option<Failed> {
+    let at = if opening { " while it was opened" } else { "" };
+    let Some(status) = status else {
+        let text = format!(
+            "no answer within {:.1} s{at}, killed",
+            deadline.as_secs_f64()
+        );
+        return Some(Code::ScanTimeout.because(text).into());
+    };
+    let signal = status.signal()?;
+    Some(Failed {
+        refusal: Code::ScanCrashed.because(format!(
+            "the scan child was ended by {}{at}{}",
+            sys::signal_name(signal),
+            last_words(messages)
+        )),
+        signal: Some(signal),
+    })
+}
+
+/// A child that ended as if all were well and did not say what it should have.
+fn silent(status: Option<ExitStatus>, opening: bool, messages: &str) -> Failed {
+    let wanted = match opening {
+        true => "an answer after it was opened",
+        false => "an answer with `structures_scan`",
+    };
+    let text = format!(
+        "expected {wanted}, found none; exit status {}{}",
+        status.and_then(|s| s.code()).unwrap_or(-1),
+        last_words(messages)
+    );
+    Code::ScanFailed.because(text).into()
 }
 
 fn last_words(messages: &str) -> String {
@@ -392,7 +515,9 @@ mod tests {
         let program = dir.path().join("scanner");
         std::fs::write(&program, format!("#!/bin/sh\n{body}\n")).expect("write");
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("chmod");
-        describe_in_child(&program, Path::new("/x.so"), deadline).map_err(|f| f.refusal)
+        describe_in_child(&program, Path::new("/x.so"), deadline)
+            .and_then(|described| described.opened.map(|()| described.text))
+            .map_err(|f| f.refusal)
     }
 
     const SHORT: Duration = Duration::from_millis(300);
@@ -428,6 +553,33 @@ mod tests {
             code("echo '{\"structures_scan\":1,\"description\":\"x\"}'; kill -SEGV $$").code,
             { Code::ScanCrashed }
         );
+    }
+
+    #[test]
+    fn an_end_while_it_was_opened_says_so() {
+        const OPENS: &str =
+            "echo '{\"structures_scan\":1,\"description\":\"text\",\"opens\":true}'";
+        let with = |rest: &str, deadline| with_script(&format!("{OPENS}; {rest}"), deadline);
+        let opened = "echo '{\"structures_scan\":1,\"opened\":true}'";
+        assert_eq!(with(opened, DEADLINE).as_deref(), Ok("text"));
+        let refused =
+            "echo '{\"structures_scan\":1,\"code\":\"plugin_open_failed\",\"reason\":\"r\"}'";
+        assert_eq!(
+            with(refused, DEADLINE),
+            Err(Code::PluginOpenFailed.because("r"))
+        );
+        for (rest, deadline, code) in [
+            ("exit 0", DEADLINE, Code::ScanFailed),
+            ("kill -ABRT $$", DEADLINE, Code::ScanCrashed),
+            ("sleep 100", SHORT, Code::ScanTimeout),
+        ] {
+            let refusal = with(rest, deadline).expect_err(rest);
+            assert_eq!(refusal.code, code, "{rest}: {refusal}");
+            assert!(refusal.reason.contains("opened"), "{refusal}");
+        }
+        // It was opened, and then it died: closing it is part of what a host does.
+        let refusal = with(&format!("{opened}; kill -SEGV $$"), DEADLINE).expect_err("dies");
+        assert_eq!(refusal.code, Code::ScanCrashed);
     }
 
     #[test]

@@ -64,8 +64,18 @@ pub(crate) struct TrustedKeys {
 
 /// A signature file, read.
 struct Signed {
+    /// Its words, as they are remembered.
+    line: String,
     key: VerifyingKey,
     signature: Signature,
+}
+
+/// What became of a signature.
+pub(crate) struct Judged {
+    pub(crate) state: SignatureState,
+    pub(crate) answer: Result<(), Refusal>,
+    /// The line that was verified against the bytes now.
+    pub(crate) verified: Option<String>,
 }
 
 /// Where the signature of `library` would be.
@@ -120,27 +130,35 @@ impl TrustedKeys {
         self.keys.is_empty()
     }
 
-    /// Judges the signature of `library`, whose bytes are those of `file`.
+    /// Judges the signature of `library`, whose bytes are those of `file`. `known` is a line that was found to fit
+    /// these bytes before: the same line fits them again. Whose key it is, is asked every time.
     pub(crate) fn judge(
         &self,
         library: &Path,
+        known: Option<&str>,
         file: impl FnOnce() -> std::io::Result<std::fs::File>,
         required: bool,
-    ) -> (SignatureState, Result<(), Refusal>) {
+    ) -> Judged {
+        let judged = |(state, answer), verified| Judged {
+            state,
+            answer,
+            verified,
+        };
         if !present(library) {
             let missing = Code::SignatureMissing.because(format!(
                 "expected {}, found none",
                 file_name(&path_of(library))
             ));
-            return (
-                SignatureState::Unsigned,
-                if required { Err(missing) } else { Ok(()) },
-            );
+            let answer = if required { Err(missing) } else { Ok(()) };
+            return judged((SignatureState::Unsigned, answer), None);
         }
         if self.is_empty() && !required {
-            return (SignatureState::Unverified, Ok(()));
+            return judged((SignatureState::Unverified, Ok(())), None);
         }
         let verified = Signed::read(&path_of(library)).and_then(|signed| {
+            if known == Some(signed.line.as_str()) {
+                return Ok((signed, false));
+            }
             let mut bytes = Vec::new();
             file()
                 .and_then(|mut f| f.read_to_end(&mut bytes))
@@ -151,14 +169,18 @@ impl TrustedKeys {
                 .map_err(|_| {
                     "it does not fit the library: one of the two was altered".to_string()
                 })?;
-            Ok(signed.key)
+            Ok((signed, true))
         });
         match verified {
             Err(why) => {
                 let text = format!("{}: {why}", file_name(&path_of(library)));
-                (SignatureState::Bad, Err(Code::SignatureBad.because(text)))
+                let bad = Err(Code::SignatureBad.because(text));
+                judged((SignatureState::Bad, bad), None)
             }
-            Ok(key) => self.known(&key, required),
+            Ok((signed, now)) => judged(
+                self.known(&signed.key, required),
+                now.then_some(signed.line),
+            ),
         }
     }
 
@@ -193,6 +215,7 @@ impl Signed {
         let signature =
             unhex::<64>(signature).ok_or("expected a signature of 128 hexadecimal digits")?;
         Ok(Signed {
+            line: words.join(" "),
             key: VerifyingKey::from_bytes(&key).map_err(|e| e.to_string())?,
             signature: Signature::from_bytes(&signature),
         })
@@ -292,8 +315,9 @@ mod tests {
 
     fn judged(p: &Place, required: bool) -> (SignatureState, Option<Code>) {
         let keys = TrustedKeys::read(Some(&p.keys), true).expect("keys");
-        let (state, answer) = keys.judge(&p.library, || fs::File::open(&p.library), required);
-        (state, answer.err().map(|r| r.code))
+        let file = || fs::File::open(&p.library);
+        let judged = keys.judge(&p.library, None, file, required);
+        (judged.state, judged.answer.err().map(|r| r.code))
     }
 
     #[test]
@@ -350,6 +374,32 @@ mod tests {
         fs::write(&p.library, bytes).expect("flip");
         fs::write(path_of(&p.library), &good).expect("write");
         assert_eq!(judged(&p, true), bad, "one bit");
+    }
+
+    #[test]
+    fn a_line_that_was_verified_before_is_not_verified_again_and_another_one_is() {
+        let p = place();
+        trust(&p, "vendor.pub", 1);
+        sign(&p, 1, BYTES);
+        let keys = TrustedKeys::read(Some(&p.keys), true).expect("keys");
+        let first = keys.judge(&p.library, None, || fs::File::open(&p.library), true);
+        let line = first.verified.expect("verified now");
+        let unread = || -> std::io::Result<fs::File> { panic!("the library is read") };
+        let again = keys.judge(&p.library, Some(&line), unread, true);
+        assert!(again.answer.is_ok() && again.verified.is_none());
+        assert_eq!(again.state, first.state);
+        // Whose key it is, is asked every time.
+        fs::remove_file(p.keys.join("vendor.pub")).expect("remove");
+        trust(&p, "other.pub", 2);
+        let keys = TrustedKeys::read(Some(&p.keys), true).expect("keys");
+        let again = keys.judge(&p.library, Some(&line), unread, true);
+        let code = again.answer.err().map(|r| r.code);
+        assert_eq!(code, Some(Code::SignatureUntrusted));
+        // Another line is another claim.
+        sign(&p, 2, b"other bytes");
+        let file = || fs::File::open(&p.library);
+        let other = keys.judge(&p.library, Some(&line), file, true);
+        assert_eq!((other.state, other.verified), (SignatureState::Bad, None));
     }
 
     #[test]

@@ -5,12 +5,18 @@
 //! compared byte by byte while the original is read, so a spoiled one is replaced. Reports show the original path.
 //! The copy is hashed once more right before it is opened ([`Object::verify`]): between the two, a stranger's
 //! initialisers ran in a child of the same user.
+//!
+//! A copy that was not wanted for a month, or the longest unwanted ones of too many bytes, are removed ([`prune`]) by
+//! the first scan that is alone: whoever uses the store holds a shared lock on its directory for as long as a copy may
+//! still be opened by name. What is mapped already needs no name.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 
@@ -20,10 +26,21 @@ use crate::error::LoaderError;
 /// Read and write size: large enough that system calls do not show beside hashing.
 const BLOCK: usize = 1 << 18;
 
+/// How long an unwanted copy is kept.
+const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+/// How many bytes of copies are kept; those of the last day always.
+const MOST_BYTES: u64 = 8 << 30;
+/// How often the lock is tried, every 5 ms.
+const PATIENCE: u32 = 100;
+/// When a copy was wanted is written down this coarsely.
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
 /// The directory of private copies.
 #[derive(Clone, Debug)]
 pub struct ObjectStore {
     dir: PathBuf,
+    /// The directory, locked against pruning while this lives. `None` where the file system has no locks.
+    _lock: Option<Arc<File>>,
 }
 
 /// One private copy.
@@ -90,7 +107,11 @@ impl ObjectStore {
         let dir = dir
             .canonicalize()
             .map_err(failed("resolve the directory"))?;
-        Ok(ObjectStore { dir })
+        let lock = lock(&dir, SystemTime::now());
+        Ok(ObjectStore {
+            dir,
+            _lock: lock.map(Arc::new),
+        })
     }
 
     /// Hashes `file` and makes sure that an identical private copy exists.
@@ -102,6 +123,7 @@ impl ObjectStore {
         let sha256 = hash(file).map_err(candidate)?;
         let path = self.dir.join(format!("{sha256}.so"));
         if same_bytes(file, &path).map_err(candidate)? {
+            wanted(&path, SystemTime::now());
             return Ok(Object { path, sha256 });
         }
         self.write(file)
@@ -140,6 +162,66 @@ impl ObjectStore {
         let path = self.dir.join(format!("{sha256}.so"));
         fs::rename(temporary, &path).map_err(|e| cache(temporary, "rename the file", e))?;
         Ok(Object { path, sha256 })
+    }
+}
+
+/// Prunes when nobody else uses the store, then locks it for a user.
+fn lock(dir: &Path, now: SystemTime) -> Option<File> {
+    let lock = File::open(dir).ok()?;
+    if lock.try_lock().is_ok() {
+        prune(dir, now);
+    }
+    // From alone to shared: whoever comes in between prunes, at worst, what is written again. Pruning takes
+    // milliseconds; somebody who was stopped in it keeps nobody waiting.
+    for _ in 0..PATIENCE {
+        if lock.try_lock_shared().is_ok() {
+            return Some(lock);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    None
+}
+
+/// Notes that a copy is used, once a day.
+fn wanted(copy: &Path, now: SystemTime) {
+    let noted = File::open(copy).and_then(|file| {
+        let age = now.duration_since(file.metadata()?.modified()?);
+        match age.is_ok_and(|age| age < DAY) {
+            true => Ok(()),
+            false => file.set_modified(now),
+        }
+    });
+    if let Err(e) = noted {
+        tracing::debug!("{}: its use cannot be noted: {e}", copy.display());
+    }
+}
+
+/// Removes what nobody wanted for a month, the longest unwanted of too many bytes, and what a killed scan left. What
+/// cannot be removed stays for the next time.
+fn prune(dir: &Path, now: SystemTime) {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return;
+    };
+    let mut copies: Vec<(Duration, u64, PathBuf)> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;
+            // A time of the future was written under another clock.
+            let age = now.duration_since(metadata.modified().ok()?);
+            Some((age.unwrap_or_default(), metadata.len(), entry.path()))
+        })
+        .collect();
+    copies.sort();
+    let mut bytes = 0_u64;
+    for (age, len, path) in copies {
+        let temporary = path.extension().is_some_and(|e| e == "tmp");
+        bytes = bytes.saturating_add(len);
+        if age >= KEPT || (age >= DAY && (temporary || bytes > MOST_BYTES)) {
+            match fs::remove_file(&path) {
+                Ok(()) => tracing::debug!("{}: unwanted, removed", path.display()),
+                Err(e) => tracing::debug!("{}: unwanted, not removed: {e}", path.display()),
+            }
+        }
     }
 }
 
@@ -274,6 +356,72 @@ mod tests {
             assert_eq!(store.intern(&original).expect("copy"), first);
             assert_eq!(fs::read(&first.path).expect("read").len(), 3 * BLOCK + 5);
         }
+    }
+
+    /// As if the file had last been wanted this long ago.
+    fn aged(path: &Path, days: u32) {
+        let then = SystemTime::now() - DAY * days;
+        File::open(path)
+            .and_then(|file| file.set_modified(then))
+            .expect("its own file");
+    }
+
+    fn names(store: &ObjectStore) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(&store.dir)
+            .expect("list")
+            .map(|e| e.expect("entry").file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_nobody_wants_is_removed_by_who_is_alone() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let store = ObjectStore::open(dir.path()).expect("store");
+        let [old, used, young] = [b"old", b"use", b"you"]
+            .map(|bytes| store.intern(&file(dir.path(), bytes)).expect("copy"));
+        let left = store.dir.join(".1.0.tmp");
+        fs::write(&left, "half").expect("write");
+        aged(&old.path, 31);
+        aged(&used.path, 31);
+        aged(&young.path, 29);
+        aged(&left, 2);
+        // Somebody is using the store: nothing is removed under their hands.
+        let other = ObjectStore::open(dir.path()).expect("store");
+        assert_eq!(names(&other).len(), 4);
+        // The use of a copy is noted.
+        other.intern(&file(dir.path(), b"use")).expect("copy");
+        drop((store, other));
+        let store = ObjectStore::open(dir.path()).expect("store");
+        let mut kept = [used, young].map(|o| format!("{}.so", o.sha256));
+        kept.sort();
+        assert_eq!(names(&store), kept);
+        assert_eq!(store.intern(&file(dir.path(), b"old")).expect("copy"), old);
+    }
+
+    #[test]
+    fn too_many_bytes_cost_the_longest_unwanted() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let sparse = |name: &str, days: u32| {
+            let path = dir.path().join(name);
+            let file = File::create(&path).expect("create");
+            file.set_len(MOST_BYTES / 2 + 1).expect("sparse");
+            aged(&path, days);
+        };
+        sparse("a.so", 9);
+        sparse("b.so", 3);
+        sparse("c.so", 0);
+        prune(dir.path(), SystemTime::now());
+        let there = |name: &str| dir.path().join(name).exists();
+        assert_eq!(
+            [there("a.so"), there("b.so"), there("c.so")],
+            [false, false, true]
+        );
+        // Young ones stay, however large.
+        sparse("d.so", 0);
+        prune(dir.path(), SystemTime::now());
+        assert!(there("c.so") && there("d.so"));
     }
 
     #[test]

@@ -156,6 +156,13 @@ fn plant(place: &Place, later: &Path) -> Vec<(String, &'static str)> {
         (Fault::WrongArch, "arch_not_declared"),
         (Fault::DescribeChanges, "describe_changed"),
         (Fault::OpenFails, "plugin_open_failed"),
+        // What it does when it is opened, which a child finds out.
+        (Fault::OpenAborts, "scan_crashed"),
+        (Fault::CloseAborts, "scan_crashed"),
+        (Fault::OpenExits, "scan_failed"),
+        (Fault::OpenHangs, "scan_timeout"),
+        // Noise is no fault.
+        (Fault::Chatty, "loaded"),
     ] {
         fixture_copy(dir, fault, fault.name());
         plant(&format!("{}.so", fault.name()), code);

@@ -310,6 +310,66 @@ fn constructors_of_every_kind_leave_the_good_ones_alone() {
 }
 
 #[test]
+fn a_plugin_that_kills_in_open_kills_a_child_and_not_the_host() {
+    let place = Place::new();
+    let faults = [
+        (Fault::OpenAborts, "scan_crashed"),
+        (Fault::CloseAborts, "scan_crashed"),
+        (Fault::OpenExits, "scan_failed"),
+        (Fault::OpenHangs, "scan_timeout"),
+        (Fault::OpenFails, "plugin_open_failed"),
+    ];
+    for (fault, _) in faults {
+        fixture_copy(&place.plugins, fault, fault.name());
+    }
+    fixture_copy(&place.plugins, Fault::None, "good");
+    let mut options = place.options();
+    options.deadline = Duration::from_secs(2);
+    let (mode, count) = place.counting();
+    options.mode = mode;
+    for round in 0..2 {
+        let registry = Registry::scan(&options).expect("scan");
+        for (fault, expected) in faults {
+            let file = format!("{}.so", fault.name());
+            let found = row(&registry, &file);
+            assert_eq!(
+                code(&registry, &file),
+                expected,
+                "{round}: {:?}",
+                found.reason
+            );
+            assert_eq!(found.quarantine.is_some(), round == 1 && fault_stays(fault));
+            let reason = found.reason.clone().unwrap_or_default();
+            assert!(
+                reason.contains("opened") || fault == Fault::OpenFails,
+                "{reason}"
+            );
+        }
+        assert_eq!(code(&registry, "good.so"), "loaded");
+    }
+    // In quarantine is not even a child's business; what was only refused is asked again.
+    assert_eq!(count(), 6 + 2);
+}
+
+fn fault_stays(fault: Fault) -> bool {
+    !matches!(fault, Fault::OpenExits | Fault::OpenFails)
+}
+
+#[test]
+fn a_machine_a_plugin_is_not_for_does_not_open_it() {
+    let place = Place::new();
+    // As wrong as `wrong_arch`, and fatal besides: nobody gets that far.
+    let file = fixture_copy(&place.plugins, Fault::WrongArch, "wrong_arch");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_structures-scan"))
+        .args([std::ffi::OsStr::new("scan-plugin"), file.as_os_str()])
+        .output()
+        .expect("runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(!text.contains("\"opens\""), "{text}");
+}
+
+#[test]
 fn scans_run_side_by_side() {
     let place = Place::new();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

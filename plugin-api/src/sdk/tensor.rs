@@ -9,19 +9,27 @@
 //! the view, and why the two constructors from a view are `unsafe`.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 use crate::abi::{DType, TensorView, MAX_RANK};
 use crate::formats;
 use crate::sdk::Failure;
 
 /// A borrowed tensor that may be read. Copying copies the view, not the data.
+///
+/// It is a view that was checked and nothing else, so the arguments of a call need not be copied.
+#[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
     view: TensorView,
-    dtype: Option<DType>,
-    aliased: bool,
     _data: PhantomData<&'a [u8]>,
 }
+
+/// In the flags of a checked view, which are 0 as they come: an input that is a view of a state.
+const ALIASED: u32 = 1 << 31;
+
+/// Outputs and states, together, of a call on the short way; covers every span of the catalog.
+pub(crate) const PLAIN: usize = 8;
 
 // SAFETY: it only reads memory that nobody writes while it is borrowed.
 unsafe impl Send for Tensor<'_> {}
@@ -32,8 +40,6 @@ impl<'a> Tensor<'a> {
     /// An absent optional.
     pub const ABSENT: Tensor<'static> = Tensor {
         view: TensorView::ABSENT,
-        dtype: None,
-        aliased: false,
         _data: PhantomData,
     };
 
@@ -43,14 +49,11 @@ impl<'a> Tensor<'a> {
     /// Every element that dims and strides reach is readable, and written by nobody, during `'a`.
     #[inline]
     pub unsafe fn from_view(view: &TensorView) -> Result<Self, Failure> {
-        let dtype = check(view)?;
-        if dtype.is_none() {
+        if check(view)?.is_none() {
             return Ok(Tensor::ABSENT);
         }
         Ok(Tensor {
-            view: *view,
-            dtype,
-            aliased: false,
+            view: TensorView { flags: 0, ..*view },
             _data: PhantomData,
         })
     }
@@ -81,23 +84,23 @@ impl<'a> Tensor<'a> {
 
     /// Address of its first element on its device; `None` for host memory and absent optionals.
     pub fn device_address(&self) -> Option<u64> {
-        let there = self.dtype.is_some() && self.view.device != 0;
+        let there = !self.is_absent() && self.view.device != 0;
         there.then(|| self.view.data.addr() as u64)
     }
 
     /// Whether it is an absent optional: rank 0, no data, every accessor refuses.
     pub fn is_absent(&self) -> bool {
-        self.dtype.is_none()
+        self.view.dtype == 0
     }
 
     /// `None` for an absent optional.
     pub fn present(self) -> Option<Self> {
-        self.dtype.is_some().then_some(self)
+        (!self.is_absent()).then_some(self)
     }
 
     /// Element type; `None` when absent.
     pub fn dtype(&self) -> Option<DType> {
-        self.dtype
+        DType::from_id(self.view.dtype)
     }
 
     /// Sizes, outermost first, none negative.
@@ -172,7 +175,7 @@ impl<'a> Tensor<'a> {
 
     fn slice<T>(&self, dtypes: &[DType]) -> Result<&'a [T], Failure> {
         self.readable()?;
-        let data = slice_base::<T>(&self.view, self.dtype, dtypes)?;
+        let data = slice_base::<T>(&self.view, dtypes)?;
         let Some(data) = data else { return Ok(&[]) };
         // SAFETY: contiguous, aligned, of this type, in host memory, readable for `'a` by the
         // constructor.
@@ -180,7 +183,7 @@ impl<'a> Tensor<'a> {
     }
 
     fn readable(&self) -> Result<(), Failure> {
-        if self.aliased {
+        if self.view.flags & ALIASED != 0 {
             return Err(Failure::invalid(
                 "view_aliased",
                 "this input is a view of a state: read it through the state",
@@ -214,7 +217,7 @@ impl<'a> Tensor<'a> {
     /// lengths and positions.
     pub fn to_i64_vec(&self) -> Result<Vec<i64>, Failure> {
         self.readable()?;
-        let dtype = on_host(&self.view, self.dtype)?;
+        let dtype = on_host(&self.view)?;
         let mut out = vec![0; self.len()];
         let stride = self.strides().last().copied().unwrap_or(1);
         for (row, out) in out.chunks_exact_mut(self.cols().max(1)).enumerate() {
@@ -249,7 +252,7 @@ impl<'a> Tensor<'a> {
     /// dims.
     fn lane(&self, offset: i64, stride: i64, out: &mut [f32]) -> Result<(), Failure> {
         self.readable()?;
-        let dtype = on_host(&self.view, self.dtype)?;
+        let dtype = on_host(&self.view)?;
         if out.is_empty() {
             return Ok(());
         }
@@ -337,11 +340,12 @@ impl<'a> Tensor<'a> {
 
     /// Marks an input that is a view of a state: no accessor reads it any more.
     pub(crate) fn mark_aliased(&mut self) {
-        self.aliased = true;
+        self.view.flags |= ALIASED;
     }
 }
 
 /// A borrowed tensor that may be written: an output or a state.
+#[repr(transparent)]
 #[derive(Debug)]
 pub struct TensorMut<'a> {
     tensor: Tensor<'a>,
@@ -411,7 +415,7 @@ impl<'a> TensorMut<'a> {
 
     /// As [`Tensor::dtype`].
     pub fn dtype(&self) -> Option<DType> {
-        self.tensor.dtype
+        self.tensor.dtype()
     }
 
     /// As [`Tensor::dims`].
@@ -466,7 +470,7 @@ impl<'a> TensorMut<'a> {
     }
 
     fn slice<T>(&mut self, dtypes: &[DType]) -> Result<&mut [T], Failure> {
-        let data = slice_base::<T>(&self.tensor.view, self.tensor.dtype, dtypes)?;
+        let data = slice_base::<T>(&self.tensor.view, dtypes)?;
         let Some(data) = data else { return Ok(&mut []) };
         // SAFETY: contiguous, aligned, of this type, in host memory, writable and ours alone by the
         // constructor; borrowed from `self`, so there is one slice at a time.
@@ -485,7 +489,7 @@ impl<'a> TensorMut<'a> {
         line.rank = 1;
         line.dims[0] = cols as i64;
         line.strides[0] = self.strides().last().copied().unwrap_or(1);
-        let data = slice_base::<f32>(&line, self.tensor.dtype, &[DType::F32])?;
+        let data = slice_base::<f32>(&line, &[DType::F32])?;
         let Some(data) = data else { return Ok(&mut []) };
         // SAFETY: one row inside the view, checked as in `slice`.
         Ok(unsafe { std::slice::from_raw_parts_mut(data.cast_mut(), cols) })
@@ -515,7 +519,7 @@ impl<'a> TensorMut<'a> {
     }
 
     fn lane(&mut self, offset: i64, stride: i64, data: &[f32]) -> Result<(), Failure> {
-        let dtype = on_host(&self.tensor.view, self.tensor.dtype)?;
+        let dtype = on_host(&self.tensor.view)?;
         if data.is_empty() {
             return Ok(());
         }
@@ -640,6 +644,148 @@ impl Lane {
     }
 }
 
+/// First and last address (exclusive) of a view that is plainly good: host memory, rising strides,
+/// sizes far from any overflow; an absent one reaches nothing. `None` says only that [`check`] has to
+/// look. A view that passes here passes there.
+#[inline]
+fn plain(view: &TensorView, writable: bool) -> Option<(usize, usize)> {
+    if view.dtype == 0 {
+        return (!writable && view.rank == 0).then_some((0, 0));
+    }
+    let size = DType::from_id(view.dtype)?.size() as i64;
+    let rank = view.rank as usize;
+    if rank > MAX_RANK || view.device != 0 || view.flags != 0 || view.data.is_null() {
+        return None;
+    }
+    let elements = match dense(view, rank) {
+        Some(elements) => elements,
+        None => spread(view, rank, writable)?,
+    };
+    let from = view.data.addr();
+    let bytes = usize::try_from(elements.checked_mul(size)?).ok()?;
+    Some((from, from.checked_add(bytes)?))
+}
+
+/// A copy by its parts: as one it is a call of `memcpy`, which costs as much as the checks.
+#[inline]
+fn by_parts(view: &TensorView) -> TensorView {
+    TensorView {
+        data: view.data,
+        dtype: view.dtype,
+        rank: view.rank,
+        dims: view.dims,
+        strides: view.strides,
+        device: 0,
+        flags: 0,
+    }
+}
+
+/// The first `n` places.
+///
+/// # Safety
+/// They were written.
+#[inline]
+unsafe fn written_of<T>(places: &[MaybeUninit<T>], n: usize) -> Option<&[T]> {
+    let written = std::ptr::from_ref(places.get(..n)?) as *const [T];
+    // SAFETY: promised by the caller; the layout is that of `T`.
+    Some(unsafe { &*written })
+}
+
+/// Elements of a view that is row-major without gaps, as nearly all of a call are.
+#[inline]
+fn dense(view: &TensorView, rank: usize) -> Option<i64> {
+    let mut count = 1_i64;
+    for (dim, stride) in view.dims[..rank].iter().zip(&view.strides[..rank]).rev() {
+        if *stride != count || *dim < 1 {
+            return None;
+        }
+        count = count.checked_mul(*dim)?;
+    }
+    Some(count)
+}
+
+/// Elements from the first to the last of a view with rising strides; its count fits too.
+fn spread(view: &TensorView, rank: usize, writable: bool) -> Option<i64> {
+    let size = DType::from_id(view.dtype)?.size() as i64;
+    let (mut count, mut last) = (1_i64, 0_i64);
+    for (dim, stride) in view.dims[..rank].iter().zip(&view.strides[..rank]) {
+        // A zero stride repeats elements, which is for reading.
+        if *dim < 1 || *stride < i64::from(writable && *dim > 1) {
+            return None;
+        }
+        count = count.checked_mul(*dim)?;
+        last = last.checked_add((dim - 1).checked_mul(*stride)?)?;
+    }
+    count.checked_mul(size)?;
+    last.checked_add(1)
+}
+
+/// What a form is called with: inputs, outputs, states.
+pub(crate) type Tensors<'a, 'm> = (
+    &'a [Tensor<'a>],
+    &'m mut [TensorMut<'a>],
+    &'m mut [TensorMut<'a>],
+);
+
+/// The tensors of a call, when every view is plainly good and no written one meets another. Inputs
+/// stay where they lie; written ones are copied, because a form may exchange them. `None` says only
+/// that somebody has to look closer.
+///
+/// # Safety
+/// The views are lent for `'a`, outputs and states exclusively.
+#[inline]
+pub(crate) unsafe fn plain_call<'a, 'm>(
+    inputs: &'a [TensorView],
+    outputs: &'a [TensorView],
+    states: &'a [TensorView],
+    made: &'m mut [MaybeUninit<TensorMut<'a>>; PLAIN],
+) -> Option<Tensors<'a, 'm>> {
+    let apart = |a: (usize, usize), b: (usize, usize)| a.1 <= b.0 || b.1 <= a.0;
+    // Places that are not used are not touched: filling them shows.
+    let mut ranges = [MaybeUninit::<(usize, usize)>::uninit(); PLAIN];
+    let mut n = 0;
+    for views in [outputs, states] {
+        for view in views {
+            let range = plain(view, true)?;
+            // SAFETY: the first `n` were written.
+            if !unsafe { written_of(&ranges, n) }?
+                .iter()
+                .all(|other| apart(range, *other))
+            {
+                return None;
+            }
+            ranges.get_mut(n)?.write(range);
+            made.get_mut(n)?.write(TensorMut {
+                tensor: Tensor {
+                    view: by_parts(view),
+                    _data: PhantomData,
+                },
+                _data: PhantomData,
+            });
+            n += 1;
+        }
+    }
+    // SAFETY: as above.
+    let ranges = unsafe { written_of(&ranges, n) }?;
+    for view in inputs {
+        let range = plain(view, false)?;
+        if !ranges.iter().all(|other| apart(range, *other)) {
+            return None;
+        }
+    }
+    let written = std::ptr::from_mut(made.get_mut(..n)?) as *mut [TensorMut<'a>];
+    // SAFETY: the first `n` were made above. A `Tensor` is a checked view and has its layout; all
+    // inputs were checked just now, and the caller lends their memory for `'a`.
+    let (inputs, written) = unsafe {
+        (
+            std::slice::from_raw_parts(inputs.as_ptr().cast(), inputs.len()),
+            &mut *written,
+        )
+    };
+    let (outputs, states) = written.split_at_mut_checked(outputs.len())?;
+    Some((inputs, outputs, states))
+}
+
 /// Checks everything about a view that numbers can tell. Returns its dtype, `None` when absent.
 fn check(view: &TensorView) -> Result<Option<DType>, Failure> {
     if view.dtype == 0 {
@@ -724,12 +870,8 @@ fn offset_by(view: &TensorView, elements: i64) -> *mut std::ffi::c_void {
 }
 
 /// The address of a slice over the whole view, `None` when it has no element.
-fn slice_base<T>(
-    view: &TensorView,
-    dtype: Option<DType>,
-    dtypes: &[DType],
-) -> Result<Option<*const T>, Failure> {
-    let found = on_host(view, dtype)?;
+fn slice_base<T>(view: &TensorView, dtypes: &[DType]) -> Result<Option<*const T>, Failure> {
+    let found = on_host(view)?;
     if !dtypes.contains(&found) {
         let expected: Vec<&str> = dtypes.iter().map(|d| d.name()).collect();
         let text = format!("dtype {}, expected {}", found.name(), expected.join(" or "));
@@ -760,8 +902,9 @@ fn slice_base<T>(
     Ok(Some(data))
 }
 
-fn on_host(view: &TensorView, dtype: Option<DType>) -> Result<DType, Failure> {
-    let dtype = dtype.ok_or_else(|| Failure::invalid("view_absent", "the tensor is absent"))?;
+fn on_host(view: &TensorView) -> Result<DType, Failure> {
+    let dtype = DType::from_id(view.dtype)
+        .ok_or_else(|| Failure::invalid("view_absent", "the tensor is absent"))?;
     if view.device != 0 {
         let text = format!("on device {}, expected host memory", view.device);
         return Err(Failure::invalid("view_device", text));
@@ -1077,5 +1220,114 @@ mod tests {
         t.mark_aliased();
         assert_eq!(code(t.as_f32()), "view_aliased");
         assert_eq!(code(t.to_f32_vec()), "view_aliased");
+    }
+
+    #[test]
+    fn what_is_plainly_good_is_good_and_its_range_is_the_extent() {
+        const SIZES: [i64; 12] = [
+            0,
+            1,
+            1,
+            2,
+            3,
+            4,
+            7,
+            -1,
+            1 << 20,
+            1 << 33,
+            i64::MAX / 3,
+            i64::MAX,
+        ];
+        let mut seed = 1_u64;
+        let mut pick = |n: usize| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            (seed % n as u64) as usize
+        };
+        let data = [0_f32; 4];
+        let mut seen = [0, 0];
+        for _ in 0..200_000 {
+            let rank = pick(5);
+            let dims: Vec<i64> = (0..rank).map(|_| SIZES[pick(SIZES.len())]).collect();
+            let mut strides = vec![1_i64; rank];
+            for axis in (1..rank).rev() {
+                strides[axis - 1] = strides[axis].wrapping_mul(dims[axis]);
+            }
+            if pick(2) == 0 {
+                strides
+                    .iter_mut()
+                    .for_each(|s| *s = SIZES[pick(SIZES.len())]);
+            }
+            let mut v = view(&data, &dims, &strides);
+            v.dtype = pick(14) as u32;
+            match pick(20) {
+                0 => v.device = 1,
+                1 => v.flags = ALIASED,
+                2 => v.rank = 9,
+                3 => v.data = std::ptr::null_mut(),
+                _ => {}
+            }
+            for writable in [false, true] {
+                let Some(range) = plain(&v, writable) else {
+                    seen[0] += 1;
+                    continue;
+                };
+                seen[1] += 1;
+                let found = check(&v);
+                assert!(found.is_ok(), "{v:?}: {found:?}");
+                let repeats = |(d, s): (&i64, &i64)| *d > 1 && *s == 0;
+                let repeats = v.dims[..rank].iter().zip(&v.strides[..rank]).any(repeats);
+                assert!(!writable || !repeats, "{v:?}");
+                match found.expect("checked") {
+                    None => assert_eq!(range, (0, 0)),
+                    Some(_) => assert_eq!(Some(range), extent(&v), "{v:?}"),
+                }
+            }
+        }
+        assert!(seen.iter().all(|n| *n > 1_000), "{seen:?}");
+    }
+
+    #[test]
+    fn a_plain_call_hands_out_what_it_was_given_and_nothing_that_meets() {
+        let (x, mut y) = ([1.0_f32, 2.0], [0.0_f32; 4]);
+        let x = view(&x, &[2], &[1]);
+        let y = {
+            let y = TensorMut::from_f32(&mut y, &[4]).expect("fits");
+            *y.as_tensor().view()
+        };
+        let half = |from: usize| TensorView {
+            data: offset_by(&y, from as i64),
+            dims: [2, 0, 0, 0, 0, 0, 0, 0],
+            ..y
+        };
+        let lists = |inputs: &[TensorView], outputs: &[TensorView], states: &[TensorView]| {
+            let mut made = [const { MaybeUninit::uninit() }; PLAIN];
+            // SAFETY: the memory lives in this test and nobody else uses it.
+            let call = unsafe { plain_call(inputs, outputs, states, &mut made) };
+            call.map(|(a, b, c)| {
+                b.iter_mut()
+                    .for_each(|t| t.write_f32(&[5.0, 6.0]).expect("writes"));
+                let sum: f32 = a
+                    .iter()
+                    .map(|t| t.to_f32_vec().unwrap_or_default().iter().sum::<f32>())
+                    .sum();
+                (sum, a.len(), b.len(), c.len())
+            })
+        };
+        let absent = TensorView::ABSENT;
+        assert_eq!(
+            lists(&[x, absent], &[half(0)], &[half(2)]),
+            Some((3.0, 2, 1, 1))
+        );
+        assert_eq!(lists(&[half(0)], &[half(2)], &[]), Some((11.0, 1, 1, 0)));
+        assert_eq!(lists(&[], &[], &[]), Some((0.0, 0, 0, 0)));
+        // One element in common is enough, wherever it is.
+        assert_eq!(lists(&[x], &[half(0)], &[half(1)]), None);
+        assert_eq!(lists(&[half(1)], &[half(0)], &[]), None);
+        assert_eq!(lists(&[half(1)], &[], &[half(2)]), None);
+        assert_eq!(lists(&[x], &[absent], &[]), None, "nothing to write");
+        let many = [half(0); PLAIN + 1];
+        assert_eq!(lists(&[x], &many, &[]), None);
     }
 }

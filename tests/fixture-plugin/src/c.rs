@@ -45,6 +45,8 @@ pub fn c_fixture_by(compiler: &OsString, dir: &Path, id: &str, flags: &[&str]) -
         .arg(root.join("plugin-api/include"))
         .arg("-I")
         .arg(root.join("plugin-api/c"))
+        .arg("-I")
+        .arg(root.join("plugins/c-sample/c"))
         .arg(own.join("c/fixture.c"))
         .arg(root.join("plugin-api/c/json.c"))
         .args(["-lm", "-o"])

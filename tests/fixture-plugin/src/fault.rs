@@ -62,6 +62,14 @@ pub enum Fault {
     DescribeChanges,
     /// `open` answers an error.
     OpenFails,
+    /// `open` ends the process by a signal.
+    OpenAborts,
+    /// `open` ends the process as if all were well.
+    OpenExits,
+    /// `open` never returns.
+    OpenHangs,
+    /// Dropping the instance ends the process by a signal.
+    CloseAborts,
     /// Probes answer no.
     ProbeRefuses,
     /// Prints on stdout while it is loaded and while it describes itself; otherwise good.
@@ -106,6 +114,10 @@ impl Fault {
         Fault::BadDescribe,
         Fault::DescribeChanges,
         Fault::OpenFails,
+        Fault::OpenAborts,
+        Fault::OpenExits,
+        Fault::OpenHangs,
+        Fault::CloseAborts,
         Fault::ProbeRefuses,
         Fault::Chatty,
         Fault::LoadAborts,
@@ -145,6 +157,10 @@ impl Fault {
             Fault::BadDescribe => "bad_describe",
             Fault::DescribeChanges => "describe_changes",
             Fault::OpenFails => "open_fails",
+            Fault::OpenAborts => "open_aborts",
+            Fault::OpenExits => "open_exits",
+            Fault::OpenHangs => "open_hangs",
+            Fault::CloseAborts => "close_aborts",
             Fault::ProbeRefuses => "probe_refuses",
             Fault::Chatty => "chatty",
             Fault::LoadAborts => "load_aborts",

@@ -88,8 +88,12 @@ impl Backend for Fixture {
     }
 
     fn open(host: Host) -> Result<Self, Failure> {
-        if trailer::own().fault == Fault::OpenFails {
-            return Err(Failure::failed("no_driver", "planted in open"));
+        match trailer::own().fault {
+            Fault::OpenFails => return Err(Failure::failed("no_driver", "planted in open")),
+            Fault::OpenAborts => std::process::abort(),
+            Fault::OpenExits => std::process::exit(0),
+            Fault::OpenHangs => hang(),
+            _ => {}
         }
         Ok(Fixture {
             host,
@@ -136,6 +140,14 @@ impl Backend for Fixture {
             calls: 0,
             structure: request.params.structure.clone(),
         }))
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        if trailer::own().fault == Fault::CloseAborts {
+            std::process::abort();
+        }
     }
 }
 
