@@ -68,6 +68,7 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
             "structures-models",
             "structures-seams",
             "structures-loader",
+            "structures-conform",
         ],
     ),
     ("xtask", "xtask", &[]),

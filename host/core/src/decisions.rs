@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::choose::{Choice, Pin};
 use crate::error::Error;
-use crate::fsio::{write_atomic, write_atomic_in_new_dirs};
+use crate::fsio::write_atomic;
 
 /// Value of `schema`.
 pub const SCHEMA: u32 = 1;
@@ -332,11 +332,15 @@ fn lock_beside(path: &Path) -> std::io::Result<File> {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(".lock");
     let lock = path.with_file_name(name);
-    if !lock.exists() {
-        // Creates the directory with it; the content of a lock is nobody's concern.
-        write_atomic_in_new_dirs(&lock, b"").map_err(|e| e.source)?;
+    if let Some(dir) = lock.parent().filter(|d| !d.as_os_str().is_empty()) {
+        fs::create_dir_all(dir)?;
     }
-    let file = OpenOptions::new().write(true).open(&lock)?;
+    // Opened, never replaced: a lock file that is another file the next time locks nothing.
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&lock)?;
     file.lock()?;
     Ok(file)
 }

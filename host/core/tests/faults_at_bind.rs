@@ -11,7 +11,7 @@ use structures::seat::{CallFailure, Executable};
 use structures::trial::{NamedWeight, Trial};
 use structures_catalog::Catalog;
 use structures_graph::{AttrValue, Attrs, Layout};
-use structures_plugin_api::describe::{FormDecl, WeightFormat};
+use structures_plugin_api::describe::{FormDecl, StatisticDecl, WeightFormat};
 use structures_plugin_api::formats::{
     fake_quant_e4m3, fp8_scale, round_bf16, round_weight, Balance, WeightMatrix,
 };
@@ -217,6 +217,11 @@ impl Case {
         for (point, amax) in ["x_after_norm", "act_after_mul"].into_iter().zip(amax) {
             let key = format!("{point}|amax|tensor");
             self.statistics.insert(key, vec![amax]);
+            self.form.statistics.push(StatisticDecl {
+                point: point.into(),
+                statistic: "amax".into(),
+                granularity: "tensor".into(),
+            });
         }
         self
     }
@@ -297,8 +302,10 @@ fn healthy_rounding_within_the_promise() {
     let mut case = case();
     case.form.tolerance = 1e-2;
     case.form.rounds = Some("bf16".into());
-    let form = case.right().wrong(|_, _, _, out| {
-        out[..D].iter_mut().for_each(|v| *v = round_bf16(*v));
+    case.form.band.rows = Some([8, 64]);
+    case.x.iter_mut().for_each(|v| *v *= 0.2);
+    let form = case.right().wrong(|_, _, rows, out| {
+        out[..rows * D].iter_mut().for_each(|v| *v = round_bf16(*v));
     });
     case.verdict(&form).unwrap();
 }
