@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::receipt::{RefusalNote, SeatNote};
 use crate::seat::{Admission, CallFailure, Executable, OnGuardFail, Seat};
 use crate::sites::Site;
-use crate::stats::{Calibration, Statistic};
+use crate::stats::{Calibration, Content, Statistic};
 use crate::trial::{NamedWeight, Trial};
 
 /// A form in a seat, ready to be put in a plan.
@@ -251,6 +251,9 @@ impl Bench<'_> {
                     .get(&key)
                     .map(|v| v.iter().map(|x| *x as f32).collect()),
                 Some(Statistic::None) => continue,
+                None if s.statistic == "content" => {
+                    self.calibration.contents.get(&key).map(Content::values)
+                }
                 None => None,
             };
             match values {
