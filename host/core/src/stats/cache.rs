@@ -213,10 +213,12 @@ fn differs(what: &'static str, stored: String, wanted: String) -> Result<(), Sta
 /// # Errors
 /// It has no JSON form.
 pub fn question(parts: &impl Serialize) -> Result<String, crate::error::Error> {
-    let json = serde_json::to_value(parts).map_err(|e| {
+    let parts = serde_json::to_value(parts).map_err(|e| {
         crate::error::Error::invalid("record_invalid", format!("not a question: {e}"))
     })?;
-    Ok(crate::digest::digest(&json)?)
+    Ok(crate::digest::digest(
+        &serde_json::json!({ "question": parts }),
+    )?)
 }
 
 /// Where calibrations are kept under a directory of caches.
