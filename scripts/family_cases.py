@@ -121,6 +121,186 @@ CASES = {
 }
 
 
+# The same families with other settings, smaller and without a wider sibling.
+SMALL = dict(vocab_size=64, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4)
+VARIANTS = {
+    "llama_yarn": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        dict(
+            attention_bias=True,
+            mlp_bias=True,
+            head_dim=16,
+            hidden_act="gelu",
+            tie_word_embeddings=False,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "beta_fast": 6.0,
+                "beta_slow": 0.5,
+                "mscale": 0.7,
+                "mscale_all_dim": 0.3,
+            },
+        ),
+    ),
+    "llama_dynamic": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        dict(rope_parameters={"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 3.0}, tie_word_embeddings=True),
+    ),
+    "mistral_yarn": (
+        MistralConfig,
+        MistralForCausalLM,
+        dict(
+            sliding_window=None,
+            head_dim=8,
+            hidden_act="gelu_pytorch_tanh",
+            tie_word_embeddings=True,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 1000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 32,
+                "attention_factor": 1.3,
+            },
+        ),
+    ),
+    "qwen2_windows": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        dict(use_sliding_window=True, sliding_window=6, max_window_layers=1, tie_word_embeddings=False),
+    ),
+    "qwen3_yarn": (
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        dict(
+            head_dim=20,
+            attention_bias=True,
+            use_sliding_window=True,
+            sliding_window=5,
+            layer_types=["sliding_attention", "full_attention"],
+            tie_word_embeddings=True,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 300.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "truncate": False,
+            },
+        ),
+    ),
+    "gemma2_uncapped": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        dict(
+            head_dim=8,
+            sliding_window=5,
+            query_pre_attn_scalar=12,
+            attn_logit_softcapping=None,
+            final_logit_softcapping=None,
+            attention_bias=True,
+            hidden_activation="gelu",
+            rope_parameters={"rope_type": "linear", "rope_theta": 8000.0, "factor": 2.0},
+        ),
+    ),
+    "gemma3_yarn": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        dict(
+            head_dim=8,
+            sliding_window=5,
+            query_pre_attn_scalar=6,
+            attention_bias=True,
+            final_logit_softcapping=7.0,
+            layer_types=["full_attention", "sliding_attention"],
+            rope_parameters={
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 900.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+                "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 700.0},
+            },
+        ),
+    ),
+    "phi3_longrope": (
+        Phi3Config,
+        Phi3ForCausalLM,
+        dict(
+            num_key_value_heads=4,
+            hidden_size=32,
+            tie_word_embeddings=True,
+            original_max_position_embeddings=64,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 9000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.5, 2.5],
+                "long_factor": [2.0, 4.0, 8.0],
+            },
+        ),
+    ),
+    "granite_biases": (
+        GraniteConfig,
+        GraniteForCausalLM,
+        dict(
+            attention_bias=True,
+            mlp_bias=True,
+            embedding_multiplier=2.0,
+            logits_scaling=0.5,
+            tie_word_embeddings=False,
+            rope_parameters={
+                "rope_type": "llama3",
+                "rope_theta": 4000.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        ),
+    ),
+    "olmo2_biases": (
+        Olmo2Config,
+        Olmo2ForCausalLM,
+        dict(attention_bias=True, num_key_value_heads=4, tie_word_embeddings=True),
+    ),
+    "qwen3_next_stepped": (
+        Qwen3NextConfig,
+        Qwen3NextForCausalLM,
+        dict(
+            layer_types=["full_attention", "linear_attention", "linear_attention"],
+            num_hidden_layers=3,
+            head_dim=8,
+            attention_bias=True,
+            linear_num_key_heads=2,
+            linear_num_value_heads=2,
+            linear_key_head_dim=4,
+            linear_value_head_dim=12,
+            linear_conv_kernel_dim=4,
+            num_experts=3,
+            num_experts_per_tok=1,
+            moe_intermediate_size=8,
+            shared_expert_intermediate_size=12,
+            decoder_sparse_step=2,
+            norm_topk_prob=True,
+            hidden_act="gelu_pytorch_tanh",
+            tie_word_embeddings=True,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 600.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": 128,
+                "partial_rotary_factor": 1.0,
+            },
+        ),
+    ),
+}
+CASES.update({name: (c, m, {**SMALL, **kw}, None) for name, (c, m, kw) in VARIANTS.items()})
+
+
 def randomise(model, seed):
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -130,6 +310,19 @@ def randomise(model, seed):
                 p.copy_(torch.randn(p.shape, generator=g) * 0.2 + (0.0 if zero_centred else 1.0))
             else:
                 p.copy_(torch.randn(p.shape, generator=g) * 0.25)
+
+
+def make_wide(d, C, M, w):
+    """A wider sibling: its config and the shapes of its tensors, no values."""
+    wc = C(**w)
+    with torch.device("meta"):
+        wm = M(wc)
+    tied = bool(wc.tie_word_embeddings)
+    shapes = {n: list(t.shape) for n, t in wm.state_dict().items() if not (tied and n == "lm_head.weight")}
+    cj = json.loads(wc.to_json_string(use_diff=False))
+    small = json.load(open(os.path.join(d, "config.json")))
+    cj = {k: cj[k] for k in small if k in cj}
+    json.dump(dict(config=cj, tensors=shapes), open(os.path.join(d, "wide.json"), "w"), separators=(",", ":"))
 
 
 def make(name, out, seed):
@@ -212,17 +405,8 @@ def make(name, out, seed):
         input_amax=dict(points=names, per_sample=per),
     )
     json.dump(case, open(os.path.join(d, "case.json"), "w"), separators=(",", ":"))
-    # A wider sibling: its config and the shapes of its tensors, no values.
-    w = {**base(**kw), **WIDE, **wide}
-    wc = C(**w)
-    with torch.device("meta"):
-        wm = M(wc)
-    tied = bool(wc.tie_word_embeddings)
-    shapes = {n: list(t.shape) for n, t in wm.state_dict().items() if not (tied and n == "lm_head.weight")}
-    cj = json.loads(wc.to_json_string(use_diff=False))
-    small = json.load(open(os.path.join(d, "config.json")))
-    cj = {k: cj[k] for k in small if k in cj}
-    json.dump(dict(config=cj, tensors=shapes), open(os.path.join(d, "wide.json"), "w"), separators=(",", ":"))
+    if wide is not None:
+        make_wide(d, C, M, {**base(**kw), **WIDE, **wide})
     sz = {f: os.path.getsize(os.path.join(d, f)) for f in sorted(os.listdir(d))}
     print(name, sz, "margin", min(s["smallest_margin"] for s in samples))
 
@@ -266,8 +450,32 @@ CASES["qwen3_next"] = (
 )
 
 
-def make_vl(out, seed):
-    name = "qwen3_vl"
+# Name -> text, vision and whole settings; for each sample its pictures and videos in order.
+VL = {
+    "qwen3_vl": (
+        {},
+        {},
+        dict(tie_word_embeddings=True),
+        [[], [(1, 4, 4)], [(1, 4, 6), (1, 2, 2)], [(2, 2, 4)]],
+    ),
+    "qwen3_vl_video": (
+        dict(attention_bias=True, hidden_act="gelu", hidden_size=24, num_key_value_heads=1),
+        dict(
+            depth=3,
+            deepstack_visual_indexes=[2, 0],
+            out_hidden_size=24,
+            num_position_embeddings=16,
+            hidden_act="gelu",
+            rope_parameters={"rope_type": "axial", "rope_theta": 300.0},
+        ),
+        dict(tie_word_embeddings=False),
+        [[], ["video", (2, 2, 4)], ["video", (3, 2, 2), "image", (1, 4, 2), "video", (1, 2, 2)]],
+    ),
+}
+
+
+def make_vl(name, out, seed):
+    more_text, more_vision, whole, all_grids = VL[name]
 
     def cfg(text, vision):
         return Qwen3VLConfig(
@@ -277,7 +485,7 @@ def make_vl(out, seed):
             video_token_id=61,
             vision_start_token_id=62,
             vision_end_token_id=63,
-            tie_word_embeddings=True,
+            **whole,
         )
 
     t = base(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, head_dim=12)
@@ -289,6 +497,7 @@ def make_vl(out, seed):
             "mrope_interleaved": True,
         }
     )
+    t.update(more_text)
     v = dict(
         depth=2,
         hidden_size=16,
@@ -303,6 +512,7 @@ def make_vl(out, seed):
         deepstack_visual_indexes=[0],
         hidden_act="gelu_pytorch_tanh",
     )
+    v.update(more_vision)
     c = cfg(t, v)
     c._attn_implementation = "eager"
     c.text_config._attn_implementation = "eager"
@@ -322,15 +532,29 @@ def make_vl(out, seed):
     io = {}
     samples = []
     per = []
-    for i, grids in enumerate([[], [(1, 4, 4)], [(1, 4, 6), (1, 2, 2)], [(2, 2, 4)]]):
+    for i, grids in enumerate(all_grids):
         ids = [int(x) for x in rng.randint(3, 60, size=3)]
         types = [0] * 3
-        vals = []
-        for gt, h, w in grids:
-            n = gt * h * w // 4
-            ids += [62] + [60] * n + [63]
-            types += [0] + [1] * n + [0]
-            vals.append(torch.tensor(rng.randn(gt * h * w, 24), dtype=torch.float32))
+        values = {"image": [], "video": []}
+        where = {"image": [], "video": []}
+        kind = "image"
+        for grid in grids:
+            if isinstance(grid, str):
+                kind = grid
+                continue
+            gt, h, w = grid
+            where[kind].append(grid)
+            # The frames of a video stand apart, a time before each.
+            runs = [gt] if kind == "image" else [1] * gt
+            for frames in runs:
+                n = frames * h * w // 4
+                token, mark = (60, 1) if kind == "image" else (61, 2)
+                ids += [62] + [token] * n + [63]
+                types += [0] + [mark] * n + [0]
+                if kind == "video":
+                    ids.append(5)
+                    types.append(0)
+            values[kind].append(torch.tensor(rng.randn(gt * h * w, 24), dtype=torch.float32))
             tail = [int(x) for x in rng.randint(3, 60, size=4)]
             ids += tail
             types += [0] * 4
@@ -338,9 +562,14 @@ def make_vl(out, seed):
         types = torch.tensor([types])
         kw = {}
         if grids:
-            kw = dict(
-                pixel_values=torch.cat(vals), image_grid_thw=torch.tensor(grids), mm_token_type_ids=types
-            )
+            kw = dict(mm_token_type_ids=types)
+        for kind, pixels, grid in [
+            ("image", "pixel_values", "image_grid_thw"),
+            ("video", "pixel_values_videos", "video_grid_thw"),
+        ]:
+            if values[kind]:
+                kw[pixels] = torch.cat(values[kind])
+                kw[grid] = torch.tensor(where[kind])
         amax = {}
         hs = [
             m.register_forward_pre_hook(
@@ -356,9 +585,9 @@ def make_vl(out, seed):
         per.append([max(amax[n]) if n in amax else None for n in names])
         io[f"s{i}.in.input_ids"] = ids
         io[f"s{i}.out.logits"] = o.logits.contiguous().clone()
-        if grids:
-            io[f"s{i}.in.pixel_values"] = kw["pixel_values"]
-            io[f"s{i}.in.image_grid_thw"] = kw["image_grid_thw"]
+        for key in kw:
+            if key != "mm_token_type_ids":
+                io[f"s{i}.in.{key}"] = kw[key]
         if i == 2:
             for j, h in enumerate(o.hidden_states):
                 io[f"s{i}.hidden.{j}"] = h.contiguous().clone()
@@ -395,6 +624,10 @@ def make_vl(out, seed):
         open(os.path.join(d, "case.json"), "w"),
         separators=(",", ":"),
     )
+    print(name, {f: os.path.getsize(os.path.join(d, f)) for f in sorted(os.listdir(d))})
+    print("margin", min(s["smallest_margin"] for s in samples))
+    if name != "qwen3_vl":
+        return
     W = {**base(), **WIDE, **dict(head_dim=64)}
     W.update(rope_parameters=t["rope_parameters"])
     vw = dict(v, out_hidden_size=512)
@@ -417,14 +650,8 @@ def make_vl(out, seed):
         open(os.path.join(d, "wide.json"), "w"),
         separators=(",", ":"),
     )
-    print(
-        name,
-        {f: os.path.getsize(os.path.join(d, f)) for f in sorted(os.listdir(d))},
-        "margin",
-        min(s["smallest_margin"] for s in samples),
-    )
 
 
 out = sys.argv[1]
-for n in sys.argv[2:] or [*CASES, "qwen3_vl"]:
-    make_vl(out, 9100) if n == "qwen3_vl" else make(n, out, 9000 + sum(map(ord, n)))
+for n in sys.argv[2:] or [*CASES, *VL]:
+    make_vl(n, out, 9100) if n in VL else make(n, out, 9000 + sum(map(ord, n)))

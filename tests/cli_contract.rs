@@ -72,12 +72,12 @@ fn usage_errors_keep_what_clap_says() {
 #[test]
 fn a_strict_run_ends_at_the_seat_that_missed() {
     let dir = tempfile::tempdir().unwrap();
-    fixture_copy(dir.path(), Fault::ErrorThirdCall, "third");
+    fixture_copy(dir.path(), Fault::ErrorNinthCall, "ninth");
     let run = |more: &[&str]| {
         json(
             structures(dir.path())
                 .args(["generate", "demo", "--prompt", "And", "--scheme"])
-                .args(["w8a16_decode", "--max-new-tokens", "8"])
+                .args(["w8a16_decode", "--max-new-tokens", "16"])
                 .args(more),
         )
     };
@@ -86,7 +86,7 @@ fn a_strict_run_ends_at_the_seat_that_missed() {
     let error = &document["error"];
     assert_eq!(error["code"], "strict_fallback", "{document}");
     let message = error["message"].as_str().unwrap();
-    for fact in ["strict: seat `", "planted_error", "third call"] {
+    for fact in ["strict: seat `", "planted_error", "ninth call"] {
         assert!(message.contains(fact), "{message}");
     }
     assert!(error["help"].as_str().unwrap().contains("--strict"));

@@ -12,6 +12,8 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use serde_json::{json, Value as Json};
+use structures_models::generate::{advance, greedy};
+use structures_models::Model;
 use structures_tests::{json, plugins, root, structures};
 
 const SCHEMES: [&str; 2] = ["w8a16_decode", "fp8_static"];
@@ -21,13 +23,7 @@ const UPDATE: &str = "STRUCTURES_UPDATE_DOCS";
 fn structures_are_active_on_every_host_as_the_document_says() {
     let dir = plugins(&["portable"]);
     let mut hosts = Vec::new();
-    let mut cases: Vec<PathBuf> = std::fs::read_dir(root().join("tests/fixtures/families"))
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .filter(|p| p.join("wide.json").is_file())
-        .collect();
-    cases.sort();
-    for case in cases {
+    for case in cases() {
         let work = tempfile::tempdir().unwrap();
         let model = work.path().join("model");
         wide(&case, &model);
@@ -63,6 +59,73 @@ fn structures_are_active_on_every_host_as_the_document_says() {
         kept == text,
         "docs/hosts.md is not what the receipts say; {UPDATE}=1 writes it:\n{text}"
     );
+}
+
+/// Through the program: a prompt longer than every window goes on as it would without a cache, and what the context
+/// cannot hold is refused with the numbers, the prompt or what is asked for.
+#[test]
+fn generation_passes_windows_and_ends_with_the_context() {
+    let dir = plugins(&[]);
+    for case in cases() {
+        let work = tempfile::tempdir().unwrap();
+        let model = work.path().join("model");
+        wide(&case, &model);
+        let name = case.file_name().unwrap().to_string_lossy();
+        let run = |prompt: &str, new: usize| {
+            let mut generate = structures(dir.path());
+            generate.arg("generate").arg(&model);
+            generate.args(["--prompt", prompt, "--max-new-tokens", &new.to_string()]);
+            json(&mut generate)
+        };
+        let text = "In the beginning God created the heaven and the earth. ";
+        let (code, document, log) = run(&text.repeat(3), 10);
+        assert_eq!(code, 0, "{name}: {document}\n{log}");
+        let made: Vec<u32> = serde_json::from_value(document["tokens"].clone()).unwrap();
+        let host = Model::open(&model).unwrap();
+        let config = host.config();
+        let tokenizer = host.tokenizer().unwrap();
+        let mut tokens = tokenizer.encode(&text.repeat(3), true).unwrap();
+        let (prompt, max) = (tokens.len(), config.max_positions);
+        assert_eq!(document["prompt_tokens"], prompt, "{name}");
+        let windows = config.windows.iter().flatten();
+        assert!(windows.max().is_none_or(|w| *w < prompt), "{name}");
+        assert!(!made.is_empty(), "{name}: {document}");
+        let plan = host.session.host_plan();
+        for token in made {
+            let mut state = host.session.new_state(1, tokens.len());
+            let scores = advance(&host, &plan, &mut state, &tokens, None).unwrap();
+            assert_eq!(greedy(&scores).unwrap(), token, "{name}: {tokens:?}");
+            tokens.push(token);
+        }
+        let long = tokenizer.encode(&text.repeat(40), true).unwrap().len();
+        assert!(long > max, "{name}: {long}");
+        for (times, prompt, new) in [(3, prompt, max), (40, long, 1)] {
+            let (code, document, _) = run(&text.repeat(times), new);
+            assert_eq!(
+                (code, &document["error"]["code"]),
+                (1, &json!("context_full"))
+            );
+            let message = document["error"]["message"].to_string();
+            let all = prompt + new;
+            let numbers = format!("{prompt} tokens and {new} new ones make {all}");
+            assert!(message.contains(&numbers), "{name}: {message}");
+            assert!(
+                message.contains(&format!("at most {max}")),
+                "{name}: {message}"
+            );
+            assert!(message.contains("shorten the prompt"), "{name}: {message}");
+        }
+    }
+}
+
+fn cases() -> Vec<PathBuf> {
+    let mut cases: Vec<PathBuf> = std::fs::read_dir(root().join("tests/fixtures/families"))
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.join("wide.json").is_file())
+        .collect();
+    cases.sort();
+    cases
 }
 
 /// What one host's receipts say.

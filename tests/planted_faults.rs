@@ -17,9 +17,11 @@ const CALLS: &[(Fault, &str)] = &[
     (Fault::Half, "bind_parity"),
     (Fault::NonFinite, "bind_parity"),
     (Fault::PanicInCall, "bind_smoke"),
-    (Fault::ErrorThirdCall, "runtime_form"),
-    (Fault::PanicThirdCall, "runtime_form"),
-    // 8 samples of 32 steps and two calls at bind are behind it: this one fails while it is timed.
+    (Fault::ErrorThirdCall, "bind_smoke"),
+    (Fault::PanicThirdCall, "bind_smoke"),
+    (Fault::ErrorNinthCall, "runtime_form"),
+    (Fault::PanicNinthCall, "runtime_form"),
+    // 8 samples of 32 steps and four calls at bind are behind it: this one fails while it is timed.
     (Fault::ErrorLate, "runtime_form"),
     (Fault::Slow, "no_net_win"),
 ];

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, SystemTime};
 
-const SOURCES: [&str; 2] = ["c/plugin.c", "c/json.c"];
+const SOURCES: [&str; 2] = ["c/plugin.c", "../../plugin-api/c/json.c"];
 const LIBRARY: &str = "libstructures_plugin_c_sample.so";
 
 fn main() -> ExitCode {
@@ -23,8 +23,10 @@ fn build() -> Result<(), String> {
     let own = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
     let out = PathBuf::from(variable("OUT_DIR")?);
     let include = own.join("../../plugin-api/include");
+    let reader = own.join("../../plugin-api/c");
     println!("cargo:rerun-if-changed=c");
     println!("cargo:rerun-if-changed={}", include.display());
+    println!("cargo:rerun-if-changed={}", reader.display());
     println!("cargo:rerun-if-env-changed=CC");
 
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
@@ -35,6 +37,8 @@ fn build() -> Result<(), String> {
         .arg(&library)
         .arg("-I")
         .arg(include)
+        .arg("-I")
+        .arg(reader)
         .args(SOURCES.map(|source| own.join(source)))
         .arg("-lm")
         .output()

@@ -59,6 +59,10 @@ pub fn structures(plugins: &Path) -> Command {
         .env("STRUCTURES_CACHE_DIR", build_dir().join("test-cache"))
         .env("STRUCTURES_DEMO_MODEL", demo())
         .env_remove("STRUCTURES_SCANNER")
+        .env(
+            "STRUCTURES_DECISIONS",
+            build_dir().join("no-decisions.json"),
+        )
         .args(["--threads", "2"]);
     command
 }

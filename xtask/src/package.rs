@@ -1,12 +1,13 @@
 //! `cargo xtask package NAME`: a folder to give away, `target/package/NAME-VERSION`.
 //!
-//! The library of the crate `structures-plugin-NAME`, its sidecar (the describe document and the digest), a README that
+//! The library of the crate `structures-plugin-NAME`, or with `package FILE.so` one that was built elsewhere (the folder
+//! is then called by its id), its sidecar (the describe document and the digest), a README that
 //! says what it declares, checksums, and a signature when `STRUCTURES_SIGNING_KEY` names an ed25519 key in PEM
 //! (`openssl genpkey -algorithm ed25519`). The document comes from the same scan that a host would make, in a process
 //! of its own. The folder is built aside and renamed, so half a package never has the final name.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ed25519_dalek::pkcs8::DecodePrivateKey;
@@ -22,20 +23,27 @@ const KEY: &str = "STRUCTURES_SIGNING_KEY";
 /// Builds, describes, signs and lays out.
 pub fn run(args: &[String]) -> Result<(), String> {
     let [name] = args else {
-        return Err("usage: package NAME, for the crate structures-plugin-NAME".into());
+        return Err(
+            "usage: package NAME, for the crate structures-plugin-NAME, or package FILE.so".into(),
+        );
     };
-    let package = format!("structures-plugin-{name}");
     let scan = ["-p", "structures-loader", "--bin", "structures-scan"];
     step("scanner", cargo().args(["build", "--release"]).args(scan))?;
-    step(
-        "build",
-        cargo().args(["build", "--release", "-p", &package]),
-    )?;
-    let file = format!("lib{}.so", package.replace('-', "_"));
-    let built = release_dir().join(&file);
+    let built = match name.ends_with(".so") {
+        true => std::path::absolute(name).map_err(|e| format!("{name}: {e}"))?,
+        false => build(name)?,
+    };
+    let file = built
+        .file_name()
+        .map(|file| file.to_string_lossy().into_owned())
+        .ok_or_else(|| format!("{name}: expected a file"))?;
     let bytes = std::fs::read(&built).map_err(|e| format!("{}: {e}", built.display()))?;
     let document = describe(&built)?;
     let version = text(&document, "version");
+    let name = match name.ends_with(".so") {
+        true => text(&document, "id"),
+        false => name.clone(),
+    };
     let folder = format!("{name}-{version}");
 
     let out = release_dir().with_file_name("package");
@@ -77,6 +85,16 @@ pub fn run(args: &[String]) -> Result<(), String> {
         println!("  {name} ({} bytes)", bytes.len());
     }
     Ok(())
+}
+
+/// Builds a crate of this workspace; its library.
+fn build(name: &str) -> Result<PathBuf, String> {
+    let package = format!("structures-plugin-{name}");
+    step(
+        "build",
+        cargo().args(["build", "--release", "-p", &package]),
+    )?;
+    Ok(release_dir().join(format!("lib{}.so", package.replace('-', "_"))))
 }
 
 /// The document, from the program that scans for hosts.

@@ -50,6 +50,9 @@ pub struct Global {
     /// Directory with more binding files (repeatable).
     #[arg(long, global = true, value_name = "DIR")]
     pub bindings: Vec<PathBuf>,
+    /// Recorded decisions; default: `decisions.json` in the user's data directory.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub decisions: Option<PathBuf>,
     /// Threads of both arms; default: the cores this process may use.
     #[arg(long, global = true, value_name = "N", env = "STRUCTURES_THREADS")]
     pub threads: Option<usize>,
@@ -106,12 +109,34 @@ pub enum Command {
         /// A receipt file.
         receipt: PathBuf,
     },
+    /// Receipts: whether they still hold, and what is different here.
+    Receipts {
+        /// What to do.
+        #[command(subcommand)]
+        action: ReceiptsAction,
+    },
+    /// Recorded decisions: which form won where.
+    Decisions {
+        /// Default: list.
+        #[command(subcommand)]
+        action: Option<DecisionsAction>,
+    },
     /// Generate text, greedily.
     Generate(GenerateArgs),
+    /// Write a backend to start from: it builds, has its own tests, and does what it declares.
+    NewPlugin(NewPluginArgs),
+    /// Validate a plugin, for its author: every check in a process of its own.
+    Conform(ConformArgs),
     /// Print shell completions.
     Completions {
         /// Which shell.
         shell: Shell,
+    },
+    /// One check of `conform`, in a process that exists for it.
+    #[command(hide = true, name = "__conform-check")]
+    ConformCheck {
+        /// What to do, as JSON.
+        task: String,
     },
     /// Describe one library on stdout; what the scan runs in a child process.
     #[command(hide = true)]
@@ -135,6 +160,82 @@ pub enum PluginsAction {
     Lock,
     /// Forget the cache of scans and the quarantine, and look again.
     Rescan,
+}
+
+/// `receipts ...`
+#[derive(Subcommand, Debug)]
+pub enum ReceiptsAction {
+    /// Check digest and fields, and name every difference between the record and here.
+    Verify {
+        /// Receipt files.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// Refuse a receipt that was made under other conditions.
+        #[arg(long)]
+        strict: bool,
+    },
+}
+
+/// `decisions ...`
+#[derive(Subcommand, Debug)]
+pub enum DecisionsAction {
+    /// Every recorded decision, those of other devices included.
+    List,
+    /// Take over what is not decided here yet; the local entry wins.
+    Import {
+        /// A file of decisions.
+        file: PathBuf,
+    },
+    /// Race the forms of a model's structures and record the winners, or record one by hand.
+    Record(RecordArgs),
+}
+
+/// `decisions record`
+#[derive(Args, Debug)]
+pub struct RecordArgs {
+    /// Race on this model: a checkpoint directory, a .gguf file, or `demo`.
+    #[arg(required_unless_present = "winner", conflicts_with = "winner")]
+    pub model: Option<String>,
+    /// Structures to race; all when left out. With --winner: the one it is about.
+    #[arg(long, value_delimiter = ',')]
+    pub structures: Vec<String>,
+    /// Record this by hand: PLUGIN:FORM, or `host`.
+    #[arg(long, value_name = "PLUGIN:FORM", requires = "structures")]
+    pub winner: Option<String>,
+    /// Rows the decision by hand is about, `1` or `1..16`.
+    #[arg(long, value_name = "ROWS", default_value = "1", value_parser = rows)]
+    pub rows: [u64; 2],
+    /// Scheme whose statistics the forms may use.
+    #[arg(long, default_value = "auto")]
+    pub scheme: String,
+    /// Default: decode for models that give a distribution, else prefill.
+    #[arg(long, value_enum)]
+    pub workload: Option<WorkloadArg>,
+    /// Which samples.
+    #[command(flatten)]
+    pub samples: SampleArgs,
+    /// Race only this form of a structure (repeatable), `STRUCTURE=PLUGIN[:FORM]`.
+    #[arg(long, value_name = "STRUCTURE=PLUGIN[:FORM]")]
+    pub pin: Vec<String>,
+}
+
+/// `8`, or `1..16` with both ends in it.
+fn rows(text: &str) -> Result<[u64; 2], String> {
+    let number = |t: &str| -> Result<u64, String> {
+        match t.trim().trim_start_matches('=').parse() {
+            Ok(0) => Err("rows start at 1".into()),
+            Ok(n) => Ok(n),
+            Err(e) => Err(format!("expected ROWS or FIRST..LAST: {e}")),
+        }
+    };
+    let (lo, hi) = match text.split_once("..") {
+        Some((lo, hi)) => (number(lo)?, number(hi)?),
+        None => (number(text)?, number(text)?),
+    };
+    if lo > hi {
+        return Err(format!("expected the smaller number first, found {text}"));
+    }
+    Ok([lo, hi])
 }
 
 /// `catalog ...`
@@ -205,6 +306,32 @@ pub struct ProbeArgs {
     pub dims: Vec<String>,
 }
 
+/// Language of a new plugin.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lang {
+    /// A crate of its own.
+    Rust,
+    /// Sources and a Makefile.
+    C,
+}
+
+/// `new-plugin`
+#[derive(Args, Debug)]
+pub struct NewPluginArgs {
+    /// Its id: `[a-z0-9][a-z0-9_-]*`.
+    pub name: String,
+    /// Language.
+    #[arg(long, value_enum, default_value_t = Lang::Rust)]
+    pub lang: Lang,
+    /// The directory to write, new or empty; default: NAME in the working directory.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Where Cargo finds structures-plugin-api: a directory, or a version of the registry; default: the one this
+    /// program was built beside, else its version.
+    #[arg(long, value_name = "PATH|VERSION")]
+    pub api: Option<String>,
+}
+
 /// `discover`
 #[derive(Args, Debug)]
 pub struct DiscoverArgs {
@@ -258,6 +385,29 @@ pub struct CalibrateArgs {
     /// Where the precision spec goes.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
+}
+
+/// `conform`
+#[derive(Args, Debug)]
+pub struct ConformArgs {
+    /// The library.
+    #[arg(value_name = "PLUGIN.so")]
+    pub plugin: PathBuf,
+    /// Only these forms, `STRUCTURE` or `STRUCTURE/FORM`.
+    #[arg(long, value_delimiter = ',', value_name = "STRUCTURE[/FORM]")]
+    pub forms: Vec<String>,
+    /// First seed of everything that is generated.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Most generated cases of one check of one form; default: each check's own number.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub cases: Option<usize>,
+    /// Longest time of one check, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: u64,
+    /// Only this check, and of what it generates only this seed; what a failure says to repeat it.
+    #[arg(long, value_name = "CHECK:SEED")]
+    pub replay: Option<String>,
 }
 
 /// What is judged.

@@ -119,6 +119,7 @@ const USAGE: &[&str] = &[
     "pin_invalid",
     "empty_prompt",
     "plugins_unreadable",
+    "decision_invalid",
 ];
 
 /// Codes whose answer is no.
@@ -129,6 +130,7 @@ const REFUSED: &[&str] = &[
     "no_standalone_reference",
     "statistic_unmeasurable",
     "scheme_unsupported",
+    "winner_undeclared",
 ];
 
 /// Code -> what to do, beside what the message says itself.
@@ -162,6 +164,10 @@ const HELP: &[(&str, &str)] = &[
     ("lock_invalid", "correct or remove the file, or write it again with `structures plugins lock`"),
     ("trusted_keys", "keys are ed25519 public keys in PEM, in *.pub files that only you can write"),
     ("pool_running", "the number of threads is set once a process: give it before anything runs"),
+    ("winner_undeclared", "`structures plugins show ID` lists the forms of a plugin; `host` is a winner too"),
+    ("decision_invalid", "write the winner as PLUGIN:FORM or `host`, and rows from 1"),
+    ("decisions_nowhere", "give --decisions FILE, or set XDG_DATA_HOME or HOME"),
+    ("env_drift", "leave --strict out to accept a receipt that was made under other conditions, or attach again"),
     ("receipt_mismatch", "attach again to write a receipt for what is here now"),
     ("record_tampered", "use the receipt as attach wrote it, or attach again"),
     ("record_invalid", "this is a fault of the program: report it with the message"),

@@ -8,6 +8,7 @@ mod commands;
 mod failure;
 mod out;
 mod progress;
+mod scaffold;
 mod writable;
 
 use std::io::{IsTerminal, Write};
@@ -28,6 +29,10 @@ fn main() -> ExitCode {
     };
     if let Command::ScanPlugin { path } = &cli.command {
         return ExitCode::from(u8::try_from(structures_loader::scan_main(path)).unwrap_or(1));
+    }
+    if let Command::ConformCheck { task } = &cli.command {
+        let code = structures_conform::check_main(task);
+        return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
     logs(&cli.global);
     let out = match Out::new(cli.global.json) {

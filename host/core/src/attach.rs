@@ -3,6 +3,9 @@
 //! Stages are generic; what varies is declared by structures, schemes and forms. Every refusal along the way is a
 //! row of the receipt, and the door itself fails only when nothing can be judged at all.
 
+mod adjudicate;
+mod door;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -12,8 +15,10 @@ use structures_graph::{OpId, ValueId};
 use structures_seams::{resolve_ownership, Claim};
 
 use crate::bind::{Bench, Bound, NotBound};
-use crate::choose::{order, qualify, row_note, Choice, Pin, Wanted};
+use crate::choose::{order_decided, qualify, row_note, Choice, Pin, Wanted};
+use crate::decisions::{self, Resolved};
 use crate::digest;
+use crate::environment::cpu_name;
 use crate::error::Error;
 use crate::gates::{Floors, OutputKind, Schedule};
 use crate::host::{Host, Loaded};
@@ -31,6 +36,9 @@ use crate::seat::{OnGuardFail, Seat};
 use crate::sites::{Site, Survey};
 use crate::stats::{self, Calibration, Collector};
 use crate::workload::{Runner, Scores, Workload};
+
+pub use adjudicate::{adjudicate, Adjudication};
+pub use door::{Certified, Handle, DEFAULT_FLOOR};
 
 /// What a caller may choose.
 #[derive(Clone, Debug)]
@@ -65,6 +73,14 @@ pub struct Attachment {
     pub seats: Vec<Arc<Seat>>,
     /// The host's plan with the active seats.
     pub plan: Plan,
+}
+
+impl Attachment {
+    /// Takes every seat off and keeps the record. The model was never changed: a plan held the seats, and with it they
+    /// are gone; whoever still holds another handle to a seat holds only its ledger.
+    pub fn detach(self) -> Receipt {
+        self.receipt
+    }
 }
 
 /// See the module.
@@ -178,7 +194,6 @@ struct Prepared<'a> {
     host: &'a Host,
     model: &'a Loaded,
     options: &'a Options,
-    samples: &'a Samples,
     workload: Workload,
     kind: OutputKind,
     survey: Survey<'a>,
@@ -187,6 +202,8 @@ struct Prepared<'a> {
     decisions: Vec<Decision>,
     scheme_plan: schemes::Plan,
     selected: Selected,
+    /// Name of the device seams run on, as decisions know it.
+    device: String,
     calibration: Calibration,
     contents: HashMap<ValueId, Tensor>,
     judged: Vec<Vec<u32>>,
@@ -274,11 +291,12 @@ impl<'a> Prepared<'a> {
             workload,
             options.all_positions,
         )?;
-        calibration.note.held_out = if fitted.is_empty() || !samples.fit_residual() {
-            judged.len()
-        } else {
-            0
-        };
+        // A judged sample that was fitted too says nothing about others, however it got there.
+        let seen = judged
+            .iter()
+            .filter(|j| fitted.contains(&j.as_slice()))
+            .count();
+        calibration.note.held_out = judged.len() - seen;
         for (i, seam) in seams.iter_mut().enumerate() {
             seam.rows = rows.get(&i).cloned().unwrap_or_default();
             for point in &seam.points {
@@ -293,7 +311,20 @@ impl<'a> Prepared<'a> {
                 );
             }
         }
-        let decisions = schemes::decide(selected.scheme.as_ref(), &seams)?;
+        let mut decisions = schemes::decide(selected.scheme.as_ref(), &seams)?;
+        let device = cpu_name();
+        for (seam, decision) in seams.iter().zip(&mut decisions) {
+            let pinned = options.pins.iter().any(|p| p.structure == seam.structure);
+            let decided = host
+                .decisions
+                .lookup(&device, &seam.structure, median(&seam.rows));
+            if let (Some(d), false) = (decided.filter(|d| d.winner == decisions::HOST), pinned) {
+                *decision = Decision::Keep {
+                    code: "decided_host".into(),
+                    reason: format!("recorded for {} rows on {device}: the host", d.band()),
+                };
+            }
+        }
         let mut kept = Vec::new();
         for (site, decision) in survey.sites.iter().zip(&decisions) {
             if let Decision::Keep { code, reason } = decision {
@@ -312,7 +343,6 @@ impl<'a> Prepared<'a> {
             host,
             model,
             options,
-            samples,
             workload,
             kind,
             survey,
@@ -320,6 +350,7 @@ impl<'a> Prepared<'a> {
             decisions,
             scheme_plan,
             selected,
+            device,
             calibration,
             contents,
             judged,
@@ -388,7 +419,56 @@ impl<'a> Prepared<'a> {
             Decision::Default => Wanted::Unquantised,
             Decision::Keep { .. } => return Vec::new(),
         };
-        order(&self.host.forms(), structure, wanted, &self.options.pins)
+        self.ordered(structure, wanted, median(&self.seams[site].rows))
+    }
+
+    /// Forms of a structure: pin, then what is recorded for these rows on this device, then as declared.
+    fn ordered(&self, structure: &str, wanted: Wanted<'_>, rows: u64) -> Vec<Choice<'a>> {
+        let recorded: Vec<Pin> = self
+            .host
+            .decisions
+            .lookup(&self.device, structure, rows)
+            .and_then(|d| Pin::parse(&format!("{structure}={}", d.winner)).ok())
+            .into_iter()
+            .collect();
+        let pins = &self.options.pins;
+        order_decided(&self.host.forms(), structure, wanted, pins, &recorded)
+    }
+
+    /// Who named the first form of every structure at every number of rows, and what fell through.
+    fn resolved(&self) -> Vec<Resolved> {
+        let mut groups: BTreeMap<(&str, u64), Vec<usize>> = BTreeMap::new();
+        for (i, site) in self.survey.sites.iter().enumerate() {
+            let rows = median(&self.seams[i].rows);
+            let group = groups.entry((&site.spec.name, rows)).or_default();
+            group.push(i);
+        }
+        let store = &self.host.decisions;
+        groups
+            .into_iter()
+            .map(|((structure, rows), sites)| {
+                let misses = |choice: &Choice<'_>| {
+                    let mut first = None;
+                    for i in &sites {
+                        let (site, seen) = (&self.survey.sites[*i], &self.seams[*i].rows);
+                        match qualify(site, choice, "f32", seen) {
+                            Ok(_) => return None,
+                            Err(no) => {
+                                first = first.or(Some(format!("{}: {}", no.code, no.reason)))
+                            }
+                        }
+                    }
+                    first
+                };
+                let site = sites[0];
+                let ordered = match &self.decisions[site] {
+                    Decision::Keep { .. } => Vec::new(),
+                    _ => self.choices(site),
+                };
+                let pins = &self.options.pins;
+                store.resolve(&self.device, structure, rows, &ordered, pins, &misses)
+            })
+            .collect()
     }
 
     /// Who keeps the operations, among sites that are still alive, against seats that are taken. Losers by seats
@@ -530,12 +610,20 @@ impl<'a> Prepared<'a> {
         Ok(reference)
     }
 
-    fn judge(mut self, progress: &dyn Progress) -> Result<Attachment, Error> {
-        let reference = self.control(progress)?;
-        let judge = Judge {
+    /// What units are judged with.
+    fn bench<'j>(
+        &self,
+        samples: &'j [Vec<u32>],
+        reference: Vec<Scores>,
+        progress: &'j dyn Progress,
+    ) -> Judge<'j>
+    where
+        'a: 'j,
+    {
+        Judge {
             runner: Runner::new(self.model.session(), self.judged[0].len()),
             host: self.model.session().host_plan(),
-            samples: &self.judged.clone(),
+            samples,
             reference,
             workload: self.workload,
             all_positions: self.options.all_positions,
@@ -543,10 +631,16 @@ impl<'a> Prepared<'a> {
             floors: self.options.floors.clone(),
             min_speedup: self.options.min_speedup,
             schedule: self.options.schedule,
-            judged_on: self.judged_on().into(),
+            judged_on: self.judged_on(),
             row_note: row_note(self.seams.first().map_or(&[], |s| s.rows.as_slice())),
             progress,
-        };
+        }
+    }
+
+    fn judge(mut self, progress: &dyn Progress) -> Result<Attachment, Error> {
+        let reference = self.control(progress)?;
+        let judged = self.judged.clone();
+        let judge = self.bench(&judged, reference, progress);
         let mut active: Vec<Bound> = Vec::new();
         let mut units: Vec<UnitNote> = Vec::new();
         let mut alive: BTreeSet<usize> = self.eligible().collect();
@@ -771,11 +865,17 @@ impl<'a> Prepared<'a> {
         Ok(Some(note))
     }
 
-    fn judged_on(&self) -> &'static str {
-        if self.samples.fit_residual() && !self.scheme_plan.is_empty() {
-            "the samples scales were fitted on (a fit residual)"
-        } else {
-            "held-out samples"
+    /// Some of the judged samples are among those the scales were fitted on.
+    fn fit_residual(&self) -> bool {
+        self.calibration.note.held_out < self.judged.len()
+    }
+
+    fn judged_on(&self) -> String {
+        let (held_out, all) = (self.calibration.note.held_out, self.judged.len());
+        match held_out {
+            _ if !self.fit_residual() => "held-out samples".into(),
+            0 => "the samples scales were fitted on (a fit residual)".into(),
+            n => format!("{n} held-out samples of {all}, the rest a fit residual"),
         }
     }
 
@@ -852,7 +952,7 @@ impl<'a> Prepared<'a> {
             },
             calibration: CalibrationNote {
                 note,
-                fit_residual: self.samples.fit_residual() && !self.scheme_plan.is_empty(),
+                fit_residual: self.fit_residual(),
                 rows: self.rows(),
             },
             control: ControlNote {
@@ -872,6 +972,7 @@ impl<'a> Prepared<'a> {
                     sha256: p.sha256().into(),
                 })
                 .collect(),
+            decisions: self.resolved(),
             spec_digests: self
                 .survey
                 .sites
@@ -917,6 +1018,11 @@ impl<'a> Prepared<'a> {
             plan,
         })
     }
+}
+
+/// The middle of ascending row counts; 1 where none was observed.
+fn median(rows: &[u64]) -> u64 {
+    rows.get(rows.len() / 2).copied().unwrap_or(1)
 }
 
 fn not_json(e: serde_json::Error) -> Error {

@@ -445,7 +445,10 @@ impl Executable for Loaded {
             .map_err(shape)?;
         let mut outputs: Vec<HostTensorMut<'_>> = outputs
             .iter_mut()
-            .map(|(data, dims)| HostTensorMut::new(data, dims))
+            .map(|(data, dims)| {
+                let made = dims.iter().product::<usize>().min(data.len());
+                HostTensorMut::new(&mut data[..made], dims)
+            })
             .collect::<Result<_, _>>()
             .map_err(shape)?;
         self.0

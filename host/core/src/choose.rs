@@ -74,6 +74,8 @@ pub enum Wanted<'a> {
     Format(&'a str),
     /// Any form that does not quantise.
     Unquantised,
+    /// Any form: adjudication.
+    Any,
 }
 
 impl Wanted<'_> {
@@ -81,6 +83,7 @@ impl Wanted<'_> {
         match self {
             Wanted::Format(format) => form.format == format,
             Wanted::Unquantised => !form.quantises,
+            Wanted::Any => true,
         }
     }
 }

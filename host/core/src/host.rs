@@ -8,12 +8,12 @@ use structures_bindings::Bindings;
 use structures_catalog::Catalog;
 use structures_graph::session::Session;
 use structures_graph::{Graph, ModuleTree};
-use structures_loader::pool::Pool;
 use structures_loader::{Registry, ScanOptions};
 use structures_models::{Description, Model};
 use structures_plugin_api::describe::ProbeShapes;
 
 use crate::choose::{Choice, Pin};
+use crate::decisions::Store;
 use crate::error::Error;
 use crate::samples::Samples;
 use crate::schemes::{self, native, Capability};
@@ -28,6 +28,8 @@ pub struct HostOptions {
     pub catalog: Vec<PathBuf>,
     /// Directories of more binding files.
     pub bindings: Vec<PathBuf>,
+    /// File of recorded decisions; none are read when absent.
+    pub decisions: Option<PathBuf>,
 }
 
 /// The host process.
@@ -40,6 +42,8 @@ pub struct Host {
     pub schemes: schemes::Registry,
     /// Binding files.
     pub bindings: Bindings,
+    /// Recorded decisions.
+    pub decisions: Store,
 }
 
 impl Host {
@@ -53,11 +57,19 @@ impl Host {
         let catalog = open_catalog(&options.catalog)?;
         let bindings = Bindings::open(&options.bindings, &catalog)?;
         let registry = Registry::scan(scan)?;
+        let decisions = match &options.decisions {
+            Some(path) => Store::open(path),
+            None => Store::none(),
+        };
+        if let Some(warning) = decisions.warning() {
+            tracing::warn!("{warning}");
+        }
         Ok(Host {
             catalog,
             registry,
             schemes: schemes::Registry::builtin(),
             bindings,
+            decisions,
         })
     }
 
@@ -168,6 +180,28 @@ impl Host {
         Ok(())
     }
 
+    /// Refuses a decision whose winner no loaded plugin declares; `host` is always one.
+    pub fn check_winner(&self, structure: &str, winner: &str) -> Result<(), Error> {
+        self.catalog.get(structure)?;
+        let declared: Vec<String> = self
+            .forms()
+            .iter()
+            .filter(|c| c.form.structure == structure)
+            .map(|c| format!("{}:{}", c.plugin, c.form.name))
+            .collect();
+        if winner == crate::decisions::HOST || declared.iter().any(|d| d == winner) {
+            return Ok(());
+        }
+        Err(Error::refused(
+            "winner_undeclared",
+            format!(
+                "`{winner}` is no form of `{structure}` here; candidates: {}, {}",
+                crate::decisions::HOST,
+                declared.join(", ")
+            ),
+        ))
+    }
+
     /// Sites of a model.
     pub fn survey(&self, model: &Loaded, only: &[String]) -> Result<Survey<'_>, Error> {
         survey_headers(
@@ -180,21 +214,7 @@ impl Host {
 
     /// Machine and versions, for receipts.
     pub fn environment(&self) -> BTreeMap<String, Json> {
-        BTreeMap::from([
-            ("os".to_string(), Json::from(std::env::consts::OS)),
-            ("arch".to_string(), Json::from(std::env::consts::ARCH)),
-            ("cpu".to_string(), Json::from(cpu_name())),
-            ("cpu_features".to_string(), Json::from(cpu_features())),
-            ("threads".to_string(), Json::from(Pool::global().threads())),
-            (
-                "structures".to_string(),
-                Json::from(env!("CARGO_PKG_VERSION")),
-            ),
-            (
-                "plugin_api".to_string(),
-                Json::from(structures_plugin_api::abi::API_VERSION),
-            ),
-        ])
+        crate::environment::lock()
     }
 }
 
@@ -331,19 +351,4 @@ pub fn admitted_shapes(form: &structures_plugin_api::describe::FormDecl) -> Prob
             .filter_map(|(axis, values)| Some((axis.clone(), values.first()?.clone())))
             .collect(),
     }
-}
-
-fn cpu_features() -> Vec<String> {
-    match structures_loader::arch::Device::host_cpu() {
-        structures_loader::arch::Device::Cpu { features, .. } => features.into_iter().collect(),
-        _ => Vec::new(),
-    }
-}
-
-fn cpu_name() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    text.lines()
-        .find_map(|l| l.strip_prefix("model name"))
-        .map(|l| l.trim_start_matches([' ', '\t', ':']).to_string())
-        .unwrap_or_else(|| "unknown".into())
 }

@@ -74,17 +74,35 @@ impl Judge<'_> {
         seats: &[Arc<Seat>],
         note: &mut UnitNote,
     ) -> Result<Option<GateRefusal>, Error> {
+        if let Some(refusal) = self.parity(plan, seats, note)? {
+            return Ok(Some(refusal));
+        }
+        let (latency, slow) = match self.latency(plan) {
+            Ok(timed) => timed,
+            Err(Error::Graph(GraphError::Span { name, reason })) => {
+                return Ok(Some(raised(seats, &name, &reason)));
+            }
+            Err(e) => return Err(e),
+        };
+        note.latency = Some(latency);
+        // A form that gave up or declined while it was timed was timed as the host.
+        Ok(runtime_refusal(seats)
+            .or_else(|| ledger_refusal(seats))
+            .or(slow))
+    }
+
+    /// Everything but the time: metrics, the same numbers twice, the caller's floors, the ledger. Metrics and band go
+    /// into the note.
+    pub(crate) fn parity(
+        &self,
+        plan: &Plan,
+        seats: &[Arc<Seat>],
+        note: &mut UnitNote,
+    ) -> Result<Option<GateRefusal>, Error> {
         let mut meter = Meter::new(self.kind);
+        let mut first = None;
         for (sample, want) in self.samples.iter().zip(&self.reference) {
-            let got = self.runner.score(
-                plan,
-                std::slice::from_ref(sample),
-                self.workload,
-                self.all_positions,
-                None,
-                || self.progress.tick(),
-            );
-            let got = match got {
+            let got = match self.scores(plan, sample) {
                 Ok(got) => got,
                 Err(Error::Graph(GraphError::Span { name, reason })) => {
                     return Ok(Some(raised(seats, &name, &reason)));
@@ -95,6 +113,7 @@ impl Judge<'_> {
                 return Ok(Some(r));
             }
             meter.push((&got.data, &got.shape()), (&want.data, &want.shape()))?;
+            first.get_or_insert(got);
         }
         let judgement = meter.finish()?;
         let refusal = judgement.refusal();
@@ -121,47 +140,52 @@ impl Judge<'_> {
         if let Some(r) = ledger_refusal(seats) {
             return Ok(Some(r));
         }
-        let (latency, slow) = match self.latency(plan) {
-            Ok(timed) => timed,
+        self.repeated(plan, seats, first)
+    }
+
+    /// The first sample again: a form that answers otherwise the second time keeps something it should not.
+    fn repeated(
+        &self,
+        plan: &Plan,
+        seats: &[Arc<Seat>],
+        first: Option<Scores>,
+    ) -> Result<Option<GateRefusal>, Error> {
+        let (Some(first), Some(sample)) = (first, self.samples.first()) else {
+            return Ok(None);
+        };
+        let again = match self.scores(plan, sample) {
+            Ok(again) => again,
             Err(Error::Graph(GraphError::Span { name, reason })) => {
                 return Ok(Some(raised(seats, &name, &reason)));
             }
             Err(e) => return Err(e),
         };
-        note.latency = Some(latency);
-        // A form that gave up or declined while it was timed was timed as the host.
-        Ok(runtime_refusal(seats)
-            .or_else(|| ledger_refusal(seats))
-            .or(slow))
+        if let Some(r) = runtime_refusal(seats).or_else(|| ledger_refusal(seats)) {
+            return Ok(Some(r));
+        }
+        Ok((!again.identical(&first)).then(|| {
+            let reason = "the first judged sample gave other numbers when it was run again".into();
+            GateRefusal::new("not_repeatable", reason)
+        }))
+    }
+
+    fn scores(&self, plan: &Plan, sample: &Vec<u32>) -> Result<Scores, Error> {
+        let all = self.all_positions;
+        let samples = std::slice::from_ref(sample);
+        self.runner
+            .score(plan, samples, self.workload, all, None, || {
+                self.progress.tick()
+            })
     }
 
     /// Paired, alternating: both arms do the same step from the same state.
     fn latency(&self, plan: &Plan) -> Result<(LatencyNote, Option<GateRefusal>), Error> {
-        let sample = &self.samples[0];
-        let split = match self.workload {
-            Workload::Decode => decode_split(sample.len(), false)
-                .max(1)
-                .min(sample.len() - 1),
-            Workload::Prefill => 0,
-        };
-        let tokens = match self.workload {
-            Workload::Decode => &sample[split..=split],
-            Workload::Prefill => sample.as_slice(),
-        };
-        let mut states = (
-            self.prefilled(sample, split)?,
-            self.prefilled(sample, split)?,
-        );
-        let step = |plan: &Plan, state: &mut State| -> Result<(), Error> {
-            self.runner.step(plan, tokens, split, state, None)?;
-            state.truncate(split)?;
-            self.progress.tick();
-            Ok(())
-        };
+        let step = Step::new(self)?;
+        let mut states = (step.state()?, step.state()?);
         let timing = paired(
             self.schedule,
-            || step(&self.host, &mut states.0),
-            || step(plan, &mut states.1),
+            || step.run(&self.host, &mut states.0),
+            || step.run(plan, &mut states.1),
         )?;
         let note = LatencyNote {
             host_ms: timing.host_ms,
@@ -173,14 +197,57 @@ impl Judge<'_> {
         };
         Ok((note, timing.refusal(self.min_speedup, &self.row_note)))
     }
+}
 
-    fn prefilled(&self, sample: &[u32], split: usize) -> Result<State, Error> {
-        let mut state = self.runner.state();
-        if split > 0 {
-            self.runner
-                .step(&self.host, &sample[..split], 0, &mut state, None)?;
+/// One iteration of what is timed: one token after a prefilled prompt, or a whole prompt.
+pub(crate) struct Step<'j> {
+    judge: &'j Judge<'j>,
+    split: usize,
+    tokens: &'j [u32],
+}
+
+impl<'j> Step<'j> {
+    pub(crate) fn new(judge: &'j Judge<'j>) -> Result<Self, Error> {
+        let sample = judge
+            .samples
+            .first()
+            .ok_or_else(|| Error::invalid("no_samples", "there is no sample to time on"))?;
+        let split = match judge.workload {
+            Workload::Decode => decode_split(sample.len(), false)
+                .max(1)
+                .min(sample.len() - 1),
+            Workload::Prefill => 0,
+        };
+        let tokens = match judge.workload {
+            Workload::Decode => &sample[split..=split],
+            Workload::Prefill => sample.as_slice(),
+        };
+        Ok(Step {
+            judge,
+            split,
+            tokens,
+        })
+    }
+
+    /// The state every iteration starts from, made by the host.
+    pub(crate) fn state(&self) -> Result<State, Error> {
+        let (judge, mut state) = (self.judge, self.judge.runner.state());
+        if self.split > 0 {
+            let prompt = &judge.samples[0][..self.split];
+            judge
+                .runner
+                .step(&judge.host, prompt, 0, &mut state, None)?;
         }
         Ok(state)
+    }
+
+    /// Runs it and puts the state back.
+    pub(crate) fn run(&self, plan: &Plan, state: &mut State) -> Result<(), Error> {
+        let runner = &self.judge.runner;
+        runner.step(plan, self.tokens, self.split, state, None)?;
+        state.truncate(self.split)?;
+        self.judge.progress.tick();
+        Ok(())
     }
 }
 
@@ -190,7 +257,7 @@ pub fn summary(seats: &[Arc<Seat>]) -> LedgerSummary {
 }
 
 /// A seat gave itself up: its form failed or panicked.
-fn runtime_refusal(seats: &[Arc<Seat>]) -> Option<GateRefusal> {
+pub(crate) fn runtime_refusal(seats: &[Arc<Seat>]) -> Option<GateRefusal> {
     let seat = seats.iter().find(|s| s.ledger.is_detached())?;
     let reason = seat.ledger.counts().last_reason.unwrap_or_default();
     Some(GateRefusal::new(
@@ -203,7 +270,7 @@ fn runtime_refusal(seats: &[Arc<Seat>]) -> Option<GateRefusal> {
 }
 
 /// Calls that fell back, or seats that served none: the unit did not run, whatever parity says.
-fn ledger_refusal(seats: &[Arc<Seat>]) -> Option<GateRefusal> {
+pub(crate) fn ledger_refusal(seats: &[Arc<Seat>]) -> Option<GateRefusal> {
     let ledger = summary(seats);
     let reason = if ledger.fallbacks > 0 {
         format!(

@@ -12,7 +12,9 @@ pub mod attach;
 pub mod bind;
 mod bound_seam;
 pub mod choose;
+pub mod decisions;
 pub mod digest;
+pub mod environment;
 pub mod error;
 pub mod fsio;
 pub mod gates;
@@ -31,6 +33,7 @@ pub mod seat;
 pub mod sites;
 pub mod stats;
 pub mod trial;
+pub mod verify;
 pub mod workload;
 
 pub use error::Error;

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+use crate::decisions::Resolved;
 use crate::gates::Metrics;
 use crate::ledger::LedgerSummary;
 use crate::precision::PrecisionSpec;
@@ -46,6 +47,9 @@ pub struct Receipt {
     pub control: ControlNote,
     /// Plugins that took part.
     pub plugins: Vec<PluginNote>,
+    /// Who named the first form of each structure: pin, recorded decision or declaration, and what fell through.
+    #[serde(default)]
+    pub decisions: Vec<Resolved>,
     /// `name@version` -> digest.
     pub spec_digests: BTreeMap<String, String>,
     /// Assumptions seams carry.

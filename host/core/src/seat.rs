@@ -20,7 +20,8 @@ pub const CONSECUTIVE_FALLBACKS: u64 = 32;
 
 /// What a bound form is to a seat.
 pub trait Executable: Send + Sync {
-    /// Fills the outputs; inputs are contiguous f32 with their dims, absent ones `None`.
+    /// Fills the outputs; inputs are contiguous f32 with their dims, absent ones `None`. An output may be longer than
+    /// its dims say: what lies behind is a guard, and no part of it.
     fn call(
         &self,
         inputs: &[Option<(&[f32], &[usize])>],

@@ -17,7 +17,7 @@ use structures_plugin_api::formats::{
 
 use crate::error::Error;
 use crate::gates::bind_parity;
-use crate::seat::{CallFailure, Executable};
+use crate::seat::Executable;
 
 /// A weight in slot dims.
 pub struct NamedWeight {
@@ -53,8 +53,8 @@ pub struct Trial<'a> {
 pub type ChannelFactors = BTreeMap<String, Vec<f32>>;
 
 impl Trial<'_> {
-    /// Compares the form with the reference at the largest and the smallest row count it serves. The inner error is
-    /// `bind_parity` or `bind_smoke` with its reason.
+    /// Compares the form with the reference at the largest and the smallest row count it serves, and with itself.
+    /// The inner error is `bind_parity`, `bind_smoke`, `bind_writes` or `not_repeatable` with its reason.
     pub fn run(
         &self,
         form: &FormDecl,
@@ -94,14 +94,25 @@ impl Trial<'_> {
         for rows in counts {
             let inputs = take_rows(&self.inputs, &self.row_axes, rows)?;
             let want = self.reference(&rounded, &inputs, form, statistics)?;
-            let got = match launch(executable, &inputs, &want) {
+            let got = match launch(executable, &inputs, &want, f32::NAN) {
                 Ok(got) => got,
-                Err(f) => return Ok(Err(("bind_smoke", format!("{}: {}", f.code, f.message)))),
+                Err((code, reason)) => return Ok(Err((code, format!("{reason}, at {rows} rows")))),
             };
             // What a form may promise is capped by its formats, whatever it declares.
             let tolerance = form.tolerance.min(structures_loader::tolerance_cap(form));
-            if let Err(reason) = self.compare(&inputs, &want, &got, weights, tolerance)? {
+            let unit = rounding(form);
+            if let Err(reason) = self.within(&inputs, &want, &got, weights, tolerance, unit)? {
                 return Ok(Err(("bind_parity", format!("{reason}, at {rows} rows"))));
+            }
+            // Another poison: what is read before it is written shows here, and so does state that is kept.
+            let again = match launch(executable, &inputs, &want, 1e30) {
+                Ok(again) => again,
+                Err((code, reason)) => {
+                    return Ok(Err((code, format!("{reason}, in a second call"))))
+                }
+            };
+            if let Some(reason) = different(&want, &got, &again)? {
+                return Ok(Err(("not_repeatable", format!("{reason}, at {rows} rows"))));
             }
         }
         Ok(Ok(()))
@@ -115,6 +126,20 @@ impl Trial<'_> {
         got: &[Tensor],
         weights: &[NamedWeight],
         tolerance: f64,
+    ) -> Result<Result<(), String>, Error> {
+        let unit = f64::from(f32::EPSILON);
+        self.within(inputs, want, got, weights, tolerance, unit)
+    }
+
+    /// As `compare`, for outputs that were rounded to a relative `unit` at last.
+    fn within(
+        &self,
+        inputs: &[(String, Option<Tensor>)],
+        want: &[(String, Tensor)],
+        got: &[Tensor],
+        weights: &[NamedWeight],
+        tolerance: f64,
+        unit: f64,
     ) -> Result<Result<(), String>, Error> {
         let tails = self.tails(inputs, weights)?;
         for ((name, want), got) in want.iter().zip(got) {
@@ -131,8 +156,8 @@ impl Trial<'_> {
                     *g -= t;
                     *w -= t;
                 }
-                // Both sides rounded their sum to f32 before the tail was taken off again.
-                tolerance += f64::from(f32::EPSILON) * whole / norm(&want).max(f64::MIN_POSITIVE);
+                // The sum was rounded before the tail was taken off again.
+                tolerance += unit * whole / norm(&want).max(f64::MIN_POSITIVE);
             }
             if let Some(refusal) = bind_parity(&got, &want, tolerance).refusal() {
                 return Ok(Err(format!("output `{name}`: {}", refusal.reason)));
@@ -333,38 +358,96 @@ fn scale_channels(data: &mut [f32], factors: Option<&[f32]>, by: impl Fn(f32) ->
     }
 }
 
+/// The relative rounding unit of a form's outputs.
+fn rounding(form: &FormDecl) -> f64 {
+    match form.rounds.as_deref() {
+        Some("bf16") => 2f64.powi(-8),
+        Some("f16") => 2f64.powi(-11),
+        _ => f64::from(f32::EPSILON),
+    }
+}
+
+/// Values behind the end of every output that no form may touch.
+const GUARD: usize = 64;
+/// What they hold.
+const GUARD_VALUE: f32 = -1.5e-33;
+
+/// One call on copies of the inputs, with poisoned and guarded outputs.
 fn launch(
     executable: &dyn Executable,
     inputs: &[(String, Option<Tensor>)],
     like: &[(String, Tensor)],
-) -> Result<Vec<Tensor>, CallFailure> {
-    let host = |e: candle_core::Error| CallFailure {
-        code: "host_failed".into(),
-        message: e.to_string(),
-        declined: false,
+    poison: f32,
+) -> Result<Vec<Tensor>, (&'static str, String)> {
+    let host = |e: candle_core::Error| ("bind_smoke", format!("host_failed: {e}"));
+    let copies = || -> Result<Vec<Option<(Vec<f32>, Vec<usize>)>>, (&'static str, String)> {
+        let copy = |t: &Tensor| Ok((t.flatten_all()?.to_vec1::<f32>()?, t.dims().to_vec()));
+        inputs
+            .iter()
+            .map(|(_, t)| t.as_ref().map(copy).transpose())
+            .collect::<Result<_, _>>()
+            .map_err(host)
     };
-    let contiguous: Vec<Option<(Vec<f32>, Vec<usize>)>> = inputs
-        .iter()
-        .map(|(_, t)| {
-            t.as_ref()
-                .map(|t| Ok((t.flatten_all()?.to_vec1::<f32>()?, t.dims().to_vec())))
-                .transpose()
-        })
-        .collect::<Result<_, _>>()
-        .map_err(host)?;
-    let views: Vec<Option<(&[f32], &[usize])>> = contiguous
+    let (given, kept) = (copies()?, copies()?);
+    let views: Vec<Option<(&[f32], &[usize])>> = given
         .iter()
         .map(|t| t.as_ref().map(|(d, s)| (d.as_slice(), s.as_slice())))
         .collect();
     let mut outputs: Vec<(Vec<f32>, Vec<usize>)> = like
         .iter()
-        .map(|(_, t)| (vec![f32::NAN; t.elem_count()], t.dims().to_vec()))
+        .map(|(_, t)| {
+            let mut data = vec![poison; t.elem_count()];
+            data.resize(t.elem_count() + GUARD, GUARD_VALUE);
+            (data, t.dims().to_vec())
+        })
         .collect();
-    executable.call(&views, &mut outputs)?;
-    outputs
-        .into_iter()
-        .map(|(data, dims)| Tensor::from_vec(data, dims, &Device::Cpu).map_err(host))
-        .collect()
+    executable
+        .call(&views, &mut outputs)
+        .map_err(|f| ("bind_smoke", format!("{}: {}", f.code, f.message)))?;
+    // Read through the pointers the form had, or the compiler may take the copies for unchanged.
+    let views = std::hint::black_box(&given);
+    for (((name, _), now), then) in inputs.iter().zip(views).zip(&kept) {
+        if now.as_ref().map(|(d, _)| bits(d)) != then.as_ref().map(|(d, _)| bits(d)) {
+            return Err((
+                "bind_writes",
+                format!("the form changed its input `{name}`"),
+            ));
+        }
+    }
+    let mut made = Vec::with_capacity(outputs.len());
+    for ((name, like), (mut data, dims)) in like.iter().zip(outputs) {
+        let behind = data.split_off(like.elem_count());
+        if behind.iter().any(|v| v.to_bits() != GUARD_VALUE.to_bits()) {
+            let reason = format!("the form wrote behind the end of output `{name}`");
+            return Err(("bind_writes", reason));
+        }
+        made.push(Tensor::from_vec(data, dims, &Device::Cpu).map_err(host)?);
+    }
+    Ok(made)
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// The first output in which two calls on the same inputs differ, as a sentence.
+fn different(
+    like: &[(String, Tensor)],
+    first: &[Tensor],
+    second: &[Tensor],
+) -> Result<Option<String>, Error> {
+    for (((name, _), a), b) in like.iter().zip(first).zip(second) {
+        let (a, b) = (flat(a)?, flat(b)?);
+        let other = a.iter().zip(&b).filter(|(a, b)| a.to_bits() != b.to_bits());
+        let count = other.clone().count();
+        if let Some((x, y)) = other.clone().next() {
+            return Ok(Some(format!(
+                "output `{name}`: two calls on the same inputs differ in {count} of {} values ({x:e} and {y:e})",
+                a.len()
+            )));
+        }
+    }
+    Ok(None)
 }
 
 fn flat(t: &Tensor) -> Result<Vec<f32>, Error> {

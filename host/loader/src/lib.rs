@@ -13,12 +13,14 @@
 
 pub mod arch;
 mod cache;
+mod child;
 mod code;
 mod device;
 mod devices;
 mod document;
 mod elf;
 mod error;
+mod hostile;
 mod lock;
 mod log;
 mod open;
@@ -38,11 +40,14 @@ mod sys;
 mod table;
 mod tensor;
 
+pub use child::{run_to_end, Ended, Throwaway};
 pub use code::{Code, Refusal};
 pub use device::{DeviceMemory, DeviceTensor, DeviceTensorMut, PluginDevice, Queue};
 pub use devices::{devices, Admission, DeviceRow};
 pub use document::tolerance_cap;
+pub use elf::check as check_elf;
 pub use error::LoaderError;
+pub use hostile::{RawBind, NULL_CALLS, NULL_ENTRIES};
 pub use lock::{Drift, Lock, LockPolicy, LockReport, LockedPlugin, LOCK_FILE};
 pub use plugin::{row_capacity, BindSpec, BoundForm, Plugin, PluginError, StatusKind};
 pub use pool::configure_threads;

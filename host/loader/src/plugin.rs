@@ -14,8 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use structures_plugin_api::abi::{
-    BindArgs, Bytes, CallCtx, Contract, DType, Error, FormFacts, Status, Str, TensorView,
-    STATUS_FAILED, STATUS_INVALID, STATUS_OK, STATUS_PANICKED, STATUS_POISONED, STATUS_REFUSED,
+    BindArgs, Bytes, CallCtx, Contract, DType, Error, FormFacts, HostVTable, Status, Str,
+    TensorView, STATUS_FAILED, STATUS_INVALID, STATUS_OK, STATUS_PANICKED, STATUS_POISONED,
+    STATUS_REFUSED,
 };
 use structures_plugin_api::describe::{
     BindParams, Description, DeviceInfo, FormDecl, ProbeReport, ProbeShapes,
@@ -320,23 +321,14 @@ impl Plugin {
             unsafe { (self.inner.tables.plugin.bind)(instance.0, &args, &mut handle, &mut error) };
         drop(instance);
         self.inner.check(spec.form, status, &mut error)?;
-        let mut facts = FormFacts::default();
-        // SAFETY: `handle` was just made by `bind`; `facts` is live.
-        unsafe { (self.inner.tables.form.facts)(handle, &mut facts) };
-        Ok(BoundForm {
-            plugin: Arc::clone(&self.inner),
-            form: spec.form.to_string(),
-            handle: Handle(handle),
-            facts,
-            arity: [
-                spec.params.inputs.len(),
-                spec.params.outputs.len(),
-                spec.params.states.len(),
-            ],
-            device: spec.device,
-            busy: (!concurrent).then(AtomicBool::default),
-            poisoned: AtomicBool::new(false),
-        })
+        let mut bound = BoundForm::of_raw(&self.inner, spec.form.to_string(), handle, spec.device);
+        bound.busy = (!concurrent).then(AtomicBool::default);
+        bound.arity = [
+            spec.params.inputs.len(),
+            spec.params.outputs.len(),
+            spec.params.states.len(),
+        ];
+        Ok(bound)
     }
 
     fn declared(&self, structure: &str, form: &str) -> Result<&FormDecl, PluginError> {
@@ -370,6 +362,10 @@ impl fmt::Debug for Plugin {
 impl Inner {
     pub(crate) fn id(&self) -> &str {
         &self.description.id
+    }
+
+    pub(crate) fn host(&self) -> *const HostVTable {
+        self.host.as_ptr()
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Handle> {
@@ -458,7 +454,7 @@ pub struct BoundForm {
     device: u32,
     /// Set while a call runs; absent when the form declared `concurrent`.
     busy: Option<AtomicBool>,
-    poisoned: AtomicBool,
+    pub(crate) poisoned: AtomicBool,
 }
 
 // SAFETY: calls may come from any thread, says the ABI; `busy` keeps them one at a time unless the form declared
@@ -470,6 +466,28 @@ const WORKSPACE_TAG: &str = "host.workspace";
 const WORKSPACE_ALIGN: u64 = 64;
 
 impl BoundForm {
+    /// Around what `bind` made just now: asks for its facts, once. Takes no arguments of a call yet.
+    pub(crate) fn of_raw(
+        plugin: &Arc<Inner>,
+        form: String,
+        handle: *mut c_void,
+        device: u32,
+    ) -> Self {
+        let mut facts = FormFacts::default();
+        // SAFETY: `handle` was just made by `bind`; `facts` is live.
+        unsafe { (plugin.tables.form.facts)(handle, &mut facts) };
+        BoundForm {
+            plugin: Arc::clone(plugin),
+            form,
+            handle: Handle(handle),
+            facts,
+            arity: [0; 3],
+            device,
+            busy: Some(AtomicBool::default()),
+            poisoned: AtomicBool::new(false),
+        }
+    }
+
     /// Fills `outputs` and updates `states`, in the order of the bound span. An absent optional input is
     /// [`HostTensor::ABSENT`].
     ///
@@ -661,13 +679,17 @@ impl Drop for Busy<'_> {
 }
 
 /// Memory for the length of one call, where the form asked for some.
-struct Workspace<'a> {
+pub(crate) struct Workspace<'a> {
     host: &'a HostTable,
     memory: *mut c_void,
 }
 
 impl<'a> Workspace<'a> {
-    fn lease(form: &'a BoundForm) -> Result<Self, PluginError> {
+    pub(crate) fn memory(&self) -> *mut c_void {
+        self.memory
+    }
+
+    pub(crate) fn lease(form: &'a BoundForm) -> Result<Self, PluginError> {
         let host = &form.plugin.host;
         let bytes = form.facts.workspace_bytes;
         if bytes == 0 {

@@ -214,12 +214,9 @@ fn describe_in_child(program: &Path, object: &Path, deadline: Duration) -> Resul
         .process_group(0)
         .spawn()
         .map_err(|e| failed(format!("{} cannot be started: {e}", program.display())))?;
-    let end = Watched {
-        child,
-        reaped: false,
-    }
-    .run(deadline)
-    .map_err(|e| failed(format!("the scan child cannot be watched: {e}")))?;
+    let end = Watched::of(child)
+        .run(deadline)
+        .map_err(|e| failed(format!("the scan child cannot be watched: {e}")))?;
     let messages = String::from_utf8_lossy(&end.messages);
     if !messages.trim().is_empty() {
         tracing::debug!("scan of {}: {}", object.display(), messages.trim());
@@ -283,21 +280,29 @@ fn last_words(messages: &str) -> String {
     )
 }
 
-struct End {
+pub(crate) struct End {
     /// `None`: the deadline passed.
-    status: Option<ExitStatus>,
-    answer: Vec<u8>,
-    messages: Vec<u8>,
+    pub(crate) status: Option<ExitStatus>,
+    pub(crate) answer: Vec<u8>,
+    pub(crate) messages: Vec<u8>,
 }
 
 /// A child that is killed with its group, and reaped, whatever happens.
-struct Watched {
+pub(crate) struct Watched {
     child: Child,
     reaped: bool,
 }
 
 impl Watched {
-    fn run(mut self, deadline: Duration) -> std::io::Result<End> {
+    /// The leader of its own process group, stdout and stderr piped.
+    pub(crate) fn of(child: Child) -> Self {
+        Watched {
+            child,
+            reaped: false,
+        }
+    }
+
+    pub(crate) fn run(mut self, deadline: Duration) -> std::io::Result<End> {
         let end = Instant::now() + deadline;
         let (mut stdout, mut stderr) = (self.child.stdout.take(), self.child.stderr.take());
         let (mut answer, mut messages) = (Vec::new(), Vec::new());

@@ -164,6 +164,27 @@ pub fn take_stdout() -> io::Result<File> {
     Ok(File::from(kept))
 }
 
+/// Bytes that this process got from `malloc` and not gave back, in all arenas; `None` where the C library has no count.
+pub fn heap_bytes() -> Option<u64> {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        // SAFETY: mallinfo2 takes nothing and only reads the allocator's own counters under its own locks.
+        let info = unsafe { libc::mallinfo2() };
+        Some((info.uordblks + info.hblkhd) as u64)
+    }
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    None
+}
+
+/// Whether the program or a library in the global scope defines this symbol.
+pub fn defines(symbol: &str) -> bool {
+    let Ok(name) = std::ffi::CString::new(symbol) else {
+        return false;
+    };
+    // SAFETY: the name is NUL-terminated; only whether there is an address is looked at.
+    !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null()
+}
+
 /// Ends the process at once: no destructors, no exit handlers, so that a library cannot spoil the exit.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: _exit does not return and runs no code of this process.

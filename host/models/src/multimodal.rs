@@ -102,19 +102,19 @@ pub fn see(
     crate::generate::check(model, 0, tokens)?;
     let [encoder_observer, decoder_observer] = observers;
     let groups = groups(sight, tokens, pictures)?;
-    let positions = positions(sight, tokens.len(), &groups, pictures);
+    let positions = positions(sight, tokens.len(), &groups);
     let features = encode(eyes, sight, pictures, encoder_observer)?;
 
     let n = tokens.len();
     let width = model.config().hidden_size;
     let mut kept = vec![1f32; n];
-    for at in groups.iter().flat_map(|g| g.clone()) {
+    for at in groups.iter().flat_map(|g| g.at.clone()) {
         kept[at] = 0.0;
     }
     // Features of all merged patches, one after another, where the placeholders stand.
     let placed = |rows: &[f32]| -> Result<Tensor, ModelError> {
         let mut all = vec![0f32; n * width];
-        let places = groups.iter().flat_map(|g| g.clone());
+        let places = groups.iter().flat_map(|g| g.at.clone());
         for (at, row) in places.zip(rows.chunks(width)) {
             all[at * width..(at + 1) * width].copy_from_slice(row);
         }
@@ -138,31 +138,30 @@ pub fn see(
     })
 }
 
-/// Runs of placeholders, one for each picture.
-fn groups(
-    sight: &Sight,
-    tokens: &[u32],
-    pictures: &[Picture],
-) -> Result<Vec<std::ops::Range<usize>>, ModelError> {
+/// A run of placeholders and the frames, rows and columns of patches that stand there.
+#[derive(Clone, Debug, PartialEq)]
+struct Group {
+    at: std::ops::Range<usize>,
+    grid: [usize; 3],
+}
+
+/// Runs of placeholders: one for each picture, or one for each frame of a video, whose frames stand apart.
+fn groups(sight: &Sight, tokens: &[u32], pictures: &[Picture]) -> Result<Vec<Group>, ModelError> {
     let held = |t: u32| sight.placeholders.contains(&t);
-    let mut groups: Vec<std::ops::Range<usize>> = Vec::new();
+    let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
     for (at, token) in tokens.iter().enumerate() {
         if !held(*token) {
             continue;
         }
-        match groups.last_mut() {
+        match runs.last_mut() {
             Some(g) if g.end == at && tokens[g.start] == *token => g.end = at + 1,
-            _ => groups.push(at..at + 1),
+            _ => runs.push(at..at + 1),
         }
     }
-    if groups.len() != pictures.len() {
-        return Err(wrong(
-            "runs of placeholder tokens",
-            format!("{}, one for each picture", pictures.len()),
-            groups.len().to_string(),
-        ));
-    }
-    for (group, picture) in groups.iter().zip(pictures) {
+    let found = runs.len();
+    let mut runs = runs.into_iter().peekable();
+    let mut groups = Vec::with_capacity(found);
+    for picture in pictures {
         let [t, h, w] = picture.grid;
         let fits = h.is_multiple_of(sight.merge) && w.is_multiple_of(sight.merge) && t * h * w > 0;
         if !fits || picture.patches.dims() != [t * h * w, sight.patch] {
@@ -178,42 +177,62 @@ fn groups(
                 format!("{:?}", picture.patches.dims()),
             ));
         }
-        let merged = t * h * w / (sight.merge * sight.merge);
-        if group.len() != merged {
-            return Err(wrong(
-                "placeholder tokens of a picture",
-                format!("{merged}"),
-                group.len().to_string(),
-            ));
+        let frame = h * w / (sight.merge * sight.merge);
+        let apart = runs.peek().is_some_and(|r| r.len() == frame) && t > 1;
+        let (times, grid) = match apart {
+            true => (t, [1, h, w]),
+            false => (1, [t, h, w]),
+        };
+        for _ in 0..times {
+            let Some(at) = runs.next() else {
+                return Err(count(pictures, found));
+            };
+            if at.len() != grid[0] * frame {
+                return Err(wrong(
+                    "placeholder tokens of a picture",
+                    (grid[0] * frame).to_string(),
+                    at.len().to_string(),
+                ));
+            }
+            groups.push(Group { at, grid });
         }
     }
-    Ok(groups)
+    match runs.next() {
+        None => Ok(groups),
+        Some(_) => Err(count(pictures, found)),
+    }
+}
+
+fn count(pictures: &[Picture], found: usize) -> ModelError {
+    wrong(
+        "runs of placeholder tokens",
+        format!(
+            "{}, one for each picture (or for each frame of a video)",
+            pictures.len()
+        ),
+        found.to_string(),
+    )
 }
 
 /// Frame, row and column of each token; text has three equal ones. A picture takes as many positions as its longer side
 /// has merged patches.
-fn positions(
-    sight: &Sight,
-    n: usize,
-    groups: &[std::ops::Range<usize>],
-    pictures: &[Picture],
-) -> [Vec<u32>; 3] {
+fn positions(sight: &Sight, n: usize, groups: &[Group]) -> [Vec<u32>; 3] {
     let mut all: [Vec<u32>; 3] = Default::default();
     let mut next = 0u32;
     let mut at = 0;
     let mut push = |p: [u32; 3]| all.iter_mut().zip(p).for_each(|(v, p)| v.push(p));
-    for (group, picture) in groups.iter().zip(pictures) {
-        while at < group.start {
+    for Group { at: run, grid } in groups {
+        while at < run.start {
             push([next; 3]);
             (next, at) = (next + 1, at + 1);
         }
-        let [t, h, w] = picture.grid;
+        let [t, h, w] = *grid;
         let (h, w) = (h / sight.merge, w / sight.merge);
         for i in 0..t * h * w {
             let of = [i / (h * w), i / w % h, i % w];
             push(of.map(|p| next + p as u32));
         }
-        (next, at) = (next + h.max(w) as u32, group.end);
+        (next, at) = (next + h.max(w) as u32, run.end);
     }
     while at < n {
         push([next; 3]);
@@ -323,10 +342,11 @@ mod tests {
 
     #[test]
     fn a_picture_takes_as_many_positions_as_its_longer_side() {
-        let pictures = [picture([1, 4, 6])];
-        let group = 1..7;
-        let groups = std::slice::from_ref(&group);
-        let [t, h, w] = positions(&SIGHT, 9, groups, &pictures);
+        let group = Group {
+            at: 1..7,
+            grid: [1, 4, 6],
+        };
+        let [t, h, w] = positions(&SIGHT, 9, std::slice::from_ref(&group));
         assert_eq!(t, [0, 1, 1, 1, 1, 1, 1, 4, 5]);
         assert_eq!(h, [0, 1, 1, 1, 2, 2, 2, 4, 5]);
         assert_eq!(w, [0, 1, 2, 3, 1, 2, 3, 4, 5]);
@@ -343,10 +363,18 @@ mod tests {
             groups(&sight, tokens, &pictures).map_err(|e| e.to_string())
         };
         let fine = groups(&[1, 9, 9, 2, 9], &[[1, 2, 4], [1, 2, 2]]).unwrap();
-        assert_eq!(fine, [1..3, 4..5]);
+        let at: Vec<_> = fine.into_iter().map(|g| g.at).collect();
+        assert_eq!(at, [1..3, 4..5]);
+        // Two frames together, and apart.
+        let together = groups(&[9, 9, 1], &[[2, 2, 2]]).unwrap();
+        assert_eq!((together.len(), together[0].grid), (1, [2, 2, 2]));
+        let apart = groups(&[9, 1, 9], &[[2, 2, 2]]).unwrap();
+        assert_eq!((apart.len(), apart[1].grid), (2, [1, 2, 2]));
         for (tokens, grid, word) in [
             (vec![1, 2], [1, 2, 2], "one for each picture"),
             (vec![1, 9], [1, 2, 4], "expected 2, found 1"),
+            (vec![9, 1], [2, 2, 2], "one for each picture"),
+            (vec![9, 1, 9], [1, 2, 2], "found 2"),
             (vec![1, 9], [1, 2, 3], "multiples of 2"),
         ] {
             let message = groups(&tokens, &[grid]).unwrap_err();

@@ -198,6 +198,16 @@ fn config_and_tensors_must_agree() {
             "belong together",
         ],
     );
+    // A bias that the config does not speak of.
+    let dir = copy("llama");
+    let mut all = tensors(dir.path());
+    let bias = "model.layers.1.self_attn.q_proj.bias";
+    all.push((bias.into(), tensor(&[0.5; 48], &[48])));
+    save(&dir.path().join("model.safetensors"), &all);
+    names_all(
+        describe(dir.path()),
+        &[bias, "no bias there", "attention_bias"],
+    );
     let dir = copy("llama");
     edit_config(dir.path(), |c| {
         drop(c.insert("num_hidden_layers".into(), json!(1e15)))
@@ -210,7 +220,7 @@ fn configs_name_the_field() {
     let set = |name: &'static str, value: serde_json::Value| {
         move |c: &mut serde_json::Map<String, serde_json::Value>| drop(c.insert(name.into(), value))
     };
-    let cases: [(&str, serde_json::Value, &[&str]); 16] = [
+    let cases: [(&str, serde_json::Value, &[&str]); 19] = [
         (
             "hidden_size",
             json!("48"),
@@ -245,8 +255,23 @@ fn configs_name_the_field() {
         ),
         (
             "rope_parameters",
+            json!({"rope_type": "proportional"}),
+            &["rope_parameters.rope_type", "`proportional`", "llama3"],
+        ),
+        (
+            "rope_parameters",
             json!({"rope_type": "yarn"}),
-            &["rope_parameters.rope_type", "`yarn`", "llama3"],
+            &["rope_parameters.factor", "found nothing"],
+        ),
+        (
+            "rope_parameters",
+            json!({"rope_type": "longrope", "short_factor": [1.0, 0.0], "long_factor": [1.0]}),
+            &["rope_parameters.short_factor", "positive numbers"],
+        ),
+        (
+            "rope_parameters",
+            json!({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}),
+            &["short_factor", "4 divisors", "found 1"],
         ),
         (
             "rope_parameters",

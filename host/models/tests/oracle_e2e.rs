@@ -90,7 +90,7 @@ fn check(dir: &Path) {
 
         let mut watch = Watch::new(&model, model.graph());
         let mut state = model.session.new_state(1, ids.len());
-        let pictures = pictures(&io, i);
+        let pictures = pictures(&model, &io, i, &ids);
         let (logits, mut position) = if pictures.is_empty() {
             let logits = advance(&model, &plan, &mut state, &ids, Some(&mut watch)).unwrap();
             (logits, ids.len())
@@ -170,18 +170,27 @@ fn check(dir: &Path) {
     );
 }
 
-/// Pictures of a sample, where it has some: all patches together, a grid for each.
-fn pictures(io: &HashMap<String, Tensor>, sample: usize) -> Vec<Picture> {
-    let mut pictures = Vec::new();
-    for (values, grids) in [
+/// Pictures of a sample, where it has some, in the order of the text: all patches of a kind together, a grid for each.
+fn pictures(
+    model: &Model,
+    io: &HashMap<String, Tensor>,
+    sample: usize,
+    ids: &[u32],
+) -> Vec<Picture> {
+    let Some(sight) = &model.description.sight else {
+        return Vec::new();
+    };
+    let kinds = [
         ("pixel_values", "image_grid_thw"),
         ("pixel_values_videos", "video_grid_thw"),
-    ] {
+    ];
+    let mut waiting = kinds.map(|(values, grids)| {
         let get = |name: &str| io.get(&format!("s{sample}.in.{name}"));
         let (Some(values), Some(grids)) = (get(values), get(grids)) else {
-            continue;
+            return Vec::new().into_iter();
         };
         let mut from = 0;
+        let mut pictures = Vec::new();
         for grid in grids.to_vec2::<i64>().unwrap() {
             let grid = [grid[0] as usize, grid[1] as usize, grid[2] as usize];
             let n = grid.iter().product::<usize>();
@@ -189,8 +198,25 @@ fn pictures(io: &HashMap<String, Tensor>, sample: usize) -> Vec<Picture> {
             pictures.push(Picture { patches, grid });
             from += n;
         }
+        pictures.into_iter()
+    });
+    let mut ordered = Vec::new();
+    let mut at = 0;
+    while at < ids.len() {
+        let Some(kind) = sight.placeholders.iter().position(|p| *p == ids[at]) else {
+            at += 1;
+            continue;
+        };
+        let picture = waiting[kind].next().unwrap();
+        let [t, h, w] = picture.grid;
+        let mut left = t * h * w / (sight.merge * sight.merge);
+        while left > 0 {
+            left -= usize::from(ids[at] == sight.placeholders[kind]);
+            at += 1;
+        }
+        ordered.push(picture);
     }
-    pictures
+    ordered
 }
 
 /// Inputs of linear modules and the residual stream.

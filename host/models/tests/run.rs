@@ -293,40 +293,143 @@ fn generate_with(dir: &Path, n: usize) -> (Vec<u32>, Stop) {
     (out.tokens, out.stop)
 }
 
+/// Every host family, by the small models of this repository and of the oracle.
+fn every_family() -> Vec<(String, Model)> {
+    let mut models = Vec::new();
+    for root in [families(), oracle("e2e")] {
+        for entry in std::fs::read_dir(root).unwrap() {
+            let dir = entry.unwrap().path();
+            let Ok(description) = Description::open(&dir) else {
+                assert!(!dir.starts_with(families()), "{dir:?}");
+                continue;
+            };
+            models.push((dir.display().to_string(), Model::load(description).unwrap()));
+        }
+    }
+    let built: std::collections::BTreeSet<&str> =
+        models.iter().map(|(_, m)| m.description.family).collect();
+    for family in structures_models::FAMILIES {
+        assert!(
+            built.contains(family.name()),
+            "no model of {}",
+            family.name()
+        );
+    }
+    models
+}
+
 /// A conversation that goes on gives the rows of one long run: past every window, and with recurrent states; and a step
 /// taken back leaves no trace.
 #[test]
 fn pieces_equal_one_long_run_in_every_family() {
-    let mut run = 0;
-    for entry in std::fs::read_dir(families()).unwrap() {
-        let dir = entry.unwrap().path();
-        let Ok(model) = Model::open(&dir) else {
-            continue;
-        };
-        run += 1;
+    for (name, model) in every_family() {
         let plan = model.session.host_plan();
         let tokens: Vec<u32> = (0..24).map(|i| 3 + (i * 11) % 40).collect();
         let width = model.config().windows.iter().flatten().max();
-        assert!(width.is_none_or(|w| *w < tokens.len()), "{dir:?}");
+        assert!(width.is_none_or(|w| *w < tokens.len()), "{name}");
         let whole = logits(&model, &tokens);
         let scale = whole.iter().fold(0f32, |m, v| m.max(v.abs()));
-        let mut state = model.session.new_state(1, 4);
-        let mut from = 0;
-        for to in [13, 14, 15, 21, 24] {
-            let piece = &tokens[from..to];
-            let before = state.len();
-            advance(&model, &plan, &mut state, &[5, 6], None).unwrap();
-            state.truncate(before).unwrap();
-            let got = advance(&model, &plan, &mut state, piece, None).unwrap();
-            let got = got.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-            let vocab = got.len() / piece.len();
-            for (a, b) in got.iter().zip(&whole[from * vocab..]) {
-                assert!((a - b).abs() < 2e-5 * scale, "{dir:?}: {a} {b} of {scale}");
+        for ends in [&[13, 14, 15, 21, 24][..], &[1, 2, 24], &[8, 16, 24]] {
+            let mut state = model.session.new_state(1, 4);
+            let mut from = 0;
+            for to in ends {
+                let piece = &tokens[from..*to];
+                let before = state.len();
+                advance(&model, &plan, &mut state, &[5, 6], None).unwrap();
+                state.truncate(before).unwrap();
+                let got = advance(&model, &plan, &mut state, piece, None).unwrap();
+                assert_eq!(state.len(), *to);
+                let got = got.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                let vocab = got.len() / piece.len();
+                for (a, b) in got.iter().zip(&whole[from * vocab..]) {
+                    assert!((a - b).abs() < 2e-5 * scale, "{name}: {a} {b} of {scale}");
+                }
+                from = *to;
             }
-            from = to;
         }
     }
-    assert!(run >= 5);
+}
+
+/// Greedy tokens are those of runs over the whole text without a cache, from prompts shorter and longer than every
+/// window, and across its edge.
+#[test]
+fn greedy_tokens_need_no_cache() {
+    for (name, model) in every_family() {
+        let plan = model.session.host_plan();
+        let window = model.config().windows.iter().flatten().max().copied();
+        for length in [1, window.unwrap_or(8), window.unwrap_or(8) + 7] {
+            let prompt: Vec<u32> = (0..length as u32).map(|i| 3 + (i * 17) % 45).collect();
+            let out = generate(&model, &plan, &prompt, 12, &mut |_| ()).unwrap();
+            let mut text = prompt;
+            for token in &out.tokens {
+                let scores = logits(&model, &text);
+                let vocab = model.config().vocab_size;
+                let last = &scores[scores.len() - vocab..];
+                // Two scores may be as good as equal; the order of sums then decides.
+                let best = last.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v));
+                let near = best - last[*token as usize] <= 2e-5 * best.abs();
+                assert!(near, "{name}: {token} after {text:?}");
+                text.push(*token);
+            }
+        }
+    }
+}
+
+/// A context that is full is refused before anything runs, with the numbers, and the state is as it was.
+#[test]
+fn a_full_context_is_refused_in_every_family() {
+    for (name, model) in every_family() {
+        let plan = model.session.host_plan();
+        let max = model.config().max_positions;
+        let long = vec![3u32; max + 1];
+        let mut seen = 0;
+        let mut refused = |prompt: &[u32], new: usize| {
+            generate(&model, &plan, prompt, new, &mut |_| seen += 1).unwrap_err()
+        };
+        for (error, prompt, new) in [
+            (refused(&long, 1), max + 1, 1),
+            (refused(&long[..max], 1), max, 1),
+            (refused(&long[..3], max - 2), 3, max - 2),
+        ] {
+            assert_eq!(error.code(), "context_full", "{name}");
+            let all = prompt + new;
+            let numbers = format!("{prompt} tokens and {new} new ones make {all}");
+            let text = error.to_string();
+            assert!(text.contains(&numbers), "{name}: {text}");
+            assert!(text.contains(&format!("at most {max}")), "{name}: {text}");
+            assert!(text.contains("ask for fewer tokens"), "{name}: {text}");
+        }
+        assert_eq!(seen, 0, "{name}");
+        let mut state = model.session.new_state(1, 0);
+        advance(&model, &plan, &mut state, &[3, 4, 5], None).unwrap();
+        let error = advance(&model, &plan, &mut state, &long[..max - 2], None).unwrap_err();
+        assert_eq!(error.code(), "context_full", "{name}");
+        assert_eq!(state.len(), 3, "{name}");
+    }
+}
+
+/// What scales its frequencies by the length of the text ends where the first set does.
+#[test]
+fn a_scaling_by_length_ends_the_context() {
+    for (name, max, note) in [
+        ("phi3_longrope", 64, "the context ends there, not at 256"),
+        (
+            "llama_dynamic",
+            256,
+            "begins beyond max_position_embeddings 256",
+        ),
+    ] {
+        let model = Model::open(&families().join(name)).unwrap();
+        assert_eq!(model.config().max_positions, max, "{name}");
+        let notes = &model.config().notes;
+        assert!(notes.iter().any(|n| n.contains(note)), "{name}: {notes:?}");
+        let plan = model.session.host_plan();
+        let error = generate(&model, &plan, &[4; 60], 200, &mut |_| ()).unwrap_err();
+        assert!(
+            error.to_string().contains(&format!("at most {max}")),
+            "{error}"
+        );
+    }
 }
 
 /// Teacher-forced single steps give the rows of one long run.

@@ -1,4 +1,4 @@
-//! The sample's JSON reader on texts that are JSON and on texts that are not: a C program built from it for the test.
+//! The JSON reader of backends in C on texts that are JSON and on texts that are not: a C program built from it for the test.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -41,7 +41,7 @@ int main(void)
 #[test]
 fn the_reader_finds_what_is_there_and_survives_what_is_not() {
     let dir = tempfile::tempdir().expect("temporary directory");
-    let own = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("c");
+    let own = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../plugin-api/c");
     let (source, program) = (dir.path().join("t.c"), dir.path().join("t"));
     std::fs::write(&source, CHECKS).expect("write");
     let build = |sanitize: &[&str]| {

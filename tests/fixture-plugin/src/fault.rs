@@ -20,10 +20,26 @@ pub enum Fault {
     PanicInCall,
     /// The third call of a bound form panics.
     PanicThirdCall,
+    /// The ninth call of a bound form answers an error: it was bound by then.
+    ErrorNinthCall,
+    /// The ninth call of a bound form panics.
+    PanicNinthCall,
     /// Every call does its work eleven times.
     Slow,
     /// One output value is NaN.
     NonFinite,
+    /// Inputs that are all zero are served at once, every other one eleven times.
+    FastOnZeros,
+    /// Every call sleeps as soon as forms of two structures are in use: each alone is as good as any.
+    SlowTogether,
+    /// From the 40th call of a bound form on one output value is NaN.
+    NonFiniteLate,
+    /// From the 30th call of a bound form on every second call is declined.
+    DeclinesOdd,
+    /// Every call of a bound form after the 20th adds a little more to its outputs.
+    Drifts,
+    /// Every call changes the first value of its first input.
+    WritesInput,
     /// Declares an architecture that this machine is not.
     WrongArch,
     /// Declares something that is no architecture.
@@ -69,8 +85,16 @@ impl Fault {
         Fault::ErrorLate,
         Fault::PanicInCall,
         Fault::PanicThirdCall,
+        Fault::ErrorNinthCall,
+        Fault::PanicNinthCall,
         Fault::Slow,
         Fault::NonFinite,
+        Fault::FastOnZeros,
+        Fault::SlowTogether,
+        Fault::NonFiniteLate,
+        Fault::DeclinesOdd,
+        Fault::Drifts,
+        Fault::WritesInput,
         Fault::WrongArch,
         Fault::MalformedArch,
         Fault::ApiMajor2,
@@ -100,8 +124,16 @@ impl Fault {
             Fault::ErrorLate => "error_late",
             Fault::PanicInCall => "panic_in_call",
             Fault::PanicThirdCall => "panic_third_call",
+            Fault::ErrorNinthCall => "error_ninth_call",
+            Fault::PanicNinthCall => "panic_ninth_call",
             Fault::Slow => "slow",
             Fault::NonFinite => "non_finite",
+            Fault::FastOnZeros => "fast_on_zeros",
+            Fault::SlowTogether => "slow_together",
+            Fault::NonFiniteLate => "non_finite_late",
+            Fault::DeclinesOdd => "declines_odd",
+            Fault::Drifts => "drifts",
+            Fault::WritesInput => "writes_input",
             Fault::WrongArch => "wrong_arch",
             Fault::MalformedArch => "malformed_arch",
             Fault::ApiMajor2 => "api_major_2",

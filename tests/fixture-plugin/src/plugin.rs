@@ -134,6 +134,7 @@ impl Backend for Fixture {
             kernel,
             fault,
             calls: 0,
+            structure: request.params.structure.clone(),
         }))
     }
 }
@@ -198,6 +199,26 @@ struct Bound {
     kernel: Arc<Kernel>,
     fault: Fault,
     calls: u32,
+    structure: String,
+}
+
+/// Whether forms of another structure were called among the last few calls of this plugin.
+fn others_in_use(structure: &str) -> bool {
+    static LAST: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let mut last = LAST.lock().unwrap_or_else(|poison| poison.into_inner());
+    last.push(structure.to_string());
+    let from = last.len().saturating_sub(16);
+    last.drain(..from);
+    last.iter().any(|other| other != structure)
+}
+
+fn zeros(inputs: &[Tensor<'_>]) -> Result<bool, Failure> {
+    for input in inputs.iter().filter(|i| !i.is_absent()) {
+        if input.to_f32_vec()?.iter().any(|v| *v != 0.0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 impl BoundForm for Bound {
@@ -223,11 +244,34 @@ impl BoundForm for Bound {
                     "planted in the third call",
                 ));
             }
+            (Fault::ErrorNinthCall, 9) => {
+                return Err(Failure::failed(
+                    "planted_error",
+                    "planted in the ninth call",
+                ));
+            }
             (Fault::ErrorLate, 300) => {
                 return Err(Failure::failed("planted_error", "planted in a late call"));
             }
-            (Fault::PanicInCall, _) | (Fault::PanicThirdCall, 3) => panic!("planted in call"),
-            (Fault::Slow, _) => {
+            (Fault::PanicInCall, _) | (Fault::PanicThirdCall, 3) | (Fault::PanicNinthCall, 9) => {
+                panic!("planted in call")
+            }
+            (Fault::DeclinesOdd, n) if n >= 30 && n % 2 == 1 => {
+                return Err(Failure::refused(
+                    "planted_no",
+                    "planted in every second call",
+                ));
+            }
+            (Fault::SlowTogether, _) if others_in_use(&self.structure) => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            (Fault::WritesInput, _) => {
+                let first = inputs[0].view().data.cast::<f32>();
+                // SAFETY: none: that a form must not write here is the fault. The memory is the host's, and writable.
+                unsafe { first.write(first.read() + 1.0) };
+            }
+            (Fault::FastOnZeros, _) if zeros(inputs)? => {}
+            (Fault::Slow | Fault::FastOnZeros, _) => {
                 for _ in 0..10 {
                     self.kernel.run(&self.host, inputs)?;
                 }
@@ -247,6 +291,11 @@ impl BoundForm for Bound {
             match self.fault {
                 Fault::Scaled => values.iter_mut().for_each(|v| *v *= 1.01),
                 Fault::NonFinite => values[0] = f32::NAN,
+                Fault::NonFiniteLate if self.calls >= 40 => values[0] = f32::NAN,
+                Fault::Drifts if self.calls > 20 => {
+                    let more = 1e-3 * (self.calls - 20) as f32;
+                    values.iter_mut().for_each(|v| *v += more);
+                }
                 _ => {}
             }
             if self.fault == Fault::Half {

@@ -144,6 +144,96 @@ pub fn drafts(spec: &Spec, form: &FormDecl) -> Result<Vec<Draft>, CatalogError> 
     Ok(all)
 }
 
+/// The first combination that a form declares, at these sizes where the entry has them: with the fewest optional parts.
+///
+/// # Errors
+/// As [`drafts`].
+pub fn draft_of(
+    spec: &Spec,
+    form: &FormDecl,
+    wanted: &BTreeMap<String, usize>,
+) -> Result<Option<Draft>, CatalogError> {
+    let named = |name: &&DType| form.dtypes.iter().any(|d| d == name.name());
+    let Some(dtype) = DTYPES.iter().find(named) else {
+        return Ok(None);
+    };
+    let sizes: Vec<String> = wanted.iter().map(|(s, n)| format!("{s} {n}")).collect();
+    let shape = Shape {
+        name: match sizes.is_empty() {
+            true => "usual sizes".into(),
+            false => sizes.join(" "),
+        },
+        wanted: wanted.clone(),
+        dtype: *dtype,
+        values: Values::Usual,
+        lead: false,
+    };
+    let mut sets = patterns(spec);
+    sets.sort_by_key(BTreeSet::len);
+    for axes in spec.host_axis_combinations() {
+        if !accepts(form, &axes) {
+            continue;
+        }
+        let variants = form_axes(spec, form, &axes);
+        for present in &sets {
+            let case = Case {
+                spec,
+                axes: &axes,
+                present,
+                shape: 0,
+                setting: Setting::Default,
+                wanted,
+            };
+            let Some(settled) = settle(&case)? else {
+                continue;
+            };
+            let has = |(s, n): (&String, &usize)| settled.dims.get(s).is_none_or(|d| d == n);
+            if !wanted.iter().all(has) {
+                continue;
+            }
+            let first = variants
+                .iter()
+                .flat_map(|v| each_span(&case, form, &settled, v, &shape, 0))
+                .next();
+            if first.is_some() {
+                return Ok(first);
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Sizes of the leading symbols of the first input so that it has this many rows.
+pub fn sizes_of_rows(spec: &Spec, count: usize) -> BTreeMap<String, usize> {
+    let rows = row_symbols_of(spec);
+    let last = rows.len().saturating_sub(1);
+    let size = |at: usize| if at == last { count } else { 1 };
+    let sized = rows.iter().enumerate();
+    sized.map(|(at, s)| (s.clone(), size(at))).collect()
+}
+
+/// Symbols that are widths: all but those that count rows.
+pub fn width_symbols(spec: &Spec) -> Vec<String> {
+    let sources: Vec<Source> = spec
+        .declared_sources()
+        .into_iter()
+        .map(|(s, _)| s)
+        .collect();
+    let rows = row_symbols(&sources);
+    let mut widths = symbols(&sources);
+    widths.retain(|s| !rows.contains(s));
+    widths
+}
+
+fn row_symbols_of(spec: &Spec) -> Vec<String> {
+    let sources: Vec<Source> = spec
+        .declared_sources()
+        .into_iter()
+        .map(|(s, _)| s)
+        .collect();
+    row_symbols(&sources)
+}
+
 /// Whether a form accepts these axes.
 fn accepts(form: &FormDecl, axes: &BTreeMap<String, String>) -> bool {
     axes.iter().all(|(axis, value)| {

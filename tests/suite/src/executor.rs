@@ -54,8 +54,8 @@ pub trait Bound {
 /// A plugin behind the loader.
 pub struct Loaded {
     plugin: Plugin,
-    /// The scanned copy and the cache; live as long as the plugin.
-    _place: tempfile::TempDir,
+    /// The scanned copy and the cache, where they are this value's own.
+    _place: Option<tempfile::TempDir>,
 }
 
 impl Loaded {
@@ -75,9 +75,22 @@ impl Loaded {
         std::fs::create_dir(&plugins).map_err(file)?;
         let name = path.file_name().unwrap_or(path.as_os_str());
         std::fs::copy(path, plugins.join(name)).map_err(file)?;
-        let mut options = ScanOptions::new(vec![plugins]);
+        let loaded = Self::in_place(&plugins, &root.join("cache"))?;
+        Ok(Loaded {
+            _place: Some(place),
+            ..loaded
+        })
+    }
+
+    /// Loads the only plugin of a directory, with a cache elsewhere; described in this process.
+    ///
+    /// # Errors
+    /// As [`Loaded::open`].
+    pub fn in_place(plugins: &Path, cache: &Path) -> Result<Self, SuiteError> {
+        let shown = plugins.display().to_string();
+        let mut options = ScanOptions::new(vec![plugins.to_path_buf()]);
         options.environment = Environment {
-            cache_dir: Some(root.join("cache")),
+            cache_dir: Some(cache.to_path_buf()),
             ..Environment::default()
         };
         options.mode = ScanMode::InProcess;
@@ -85,7 +98,7 @@ impl Loaded {
         match registry.loaded() {
             [plugin, ..] => Ok(Loaded {
                 plugin: plugin.clone(),
-                _place: place,
+                _place: None,
             }),
             [] => {
                 let row = registry.plugins.first();
@@ -101,6 +114,55 @@ impl Loaded {
     }
 }
 
+impl Loaded {
+    /// The plugin itself.
+    pub fn plugin(&self) -> &Plugin {
+        &self.plugin
+    }
+
+    /// Binds a form.
+    ///
+    /// # Errors
+    /// The plugin's own.
+    pub fn bind_form(&self, request: &Request) -> Result<BoundForm, PluginError> {
+        let mut weights = Vec::with_capacity(request.weights.len());
+        for (name, weight) in &request.weights {
+            let view = weight.view().map_err(|e| malformed(&e))?;
+            weights.push((name.as_str(), view));
+        }
+        self.bind_views(request, &weights)
+    }
+
+    /// Binds a form to these weights instead of the request's own.
+    ///
+    /// # Errors
+    /// The plugin's own.
+    pub fn bind_views(
+        &self,
+        request: &Request,
+        weights: &[(&str, HostTensor<'_>)],
+    ) -> Result<BoundForm, PluginError> {
+        let mut statistics = Vec::with_capacity(request.statistics.len());
+        for (name, values) in &request.statistics {
+            let dims: &[usize] = match values.len() {
+                1 => &[],
+                _ => &[values.len()],
+            };
+            let view = HostTensor::new(values, dims).map_err(|e| malformed(&e))?;
+            statistics.push((name.as_str(), view));
+        }
+        self.plugin.bind(&BindSpec {
+            form: &request.form,
+            device: 0,
+            span: &request.span,
+            weights,
+            statistics: &statistics,
+            params: &request.params,
+            contract: row_capacity(request.dtype, request.capacity),
+        })
+    }
+}
+
 impl Executor for Loaded {
     fn description(&self) -> &Description {
         self.plugin.description()
@@ -111,30 +173,7 @@ impl Executor for Loaded {
     }
 
     fn bind(&self, request: &Request) -> Result<Box<dyn Bound>, PluginError> {
-        let mut weights = Vec::with_capacity(request.weights.len());
-        for (name, weight) in &request.weights {
-            let view = weight.view().map_err(|e| malformed(&e))?;
-            weights.push((name.as_str(), view));
-        }
-        let mut statistics = Vec::with_capacity(request.statistics.len());
-        for (name, values) in &request.statistics {
-            let dims: &[usize] = match values.len() {
-                1 => &[],
-                _ => &[values.len()],
-            };
-            let view = HostTensor::new(values, dims).map_err(|e| malformed(&e))?;
-            statistics.push((name.as_str(), view));
-        }
-        let bound = self.plugin.bind(&BindSpec {
-            form: &request.form,
-            device: 0,
-            span: &request.span,
-            weights: &weights,
-            statistics: &statistics,
-            params: &request.params,
-            contract: row_capacity(request.dtype, request.capacity),
-        })?;
-        Ok(Box::new(bound))
+        Ok(Box::new(self.bind_form(request)?))
     }
 }
 

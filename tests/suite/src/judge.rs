@@ -137,13 +137,8 @@ pub fn form(
         let drafts = drafts(spec, form)?;
         let mut judged: BTreeSet<&str> = BTreeSet::new();
         for (seed, draft) in drafts.iter().enumerate() {
-            let case = Judge {
-                executor,
-                spec,
-                form,
-                draft,
-            };
-            if let Some(verdict) = case.judge(seed as u64)? {
+            let case = Judge::new(spec, form, draft);
+            if let Some(verdict) = case.judge(executor, seed as u64)? {
                 judged.insert(&draft.span);
                 rows.push(Row {
                     span: draft.span.clone(),
@@ -164,11 +159,17 @@ pub fn form(
     Ok(rows)
 }
 
-struct Verdict {
-    outcome: Outcome,
-    error: Option<f64>,
-    code: Option<String>,
-    reason: Option<String>,
+/// What became of one case.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// Passed, failed or refused.
+    pub outcome: Outcome,
+    /// How far off.
+    pub error: Option<f64>,
+    /// As [`Row::code`].
+    pub code: Option<String>,
+    /// Expected and found.
+    pub reason: Option<String>,
 }
 
 impl Verdict {
@@ -191,8 +192,8 @@ impl Verdict {
     }
 }
 
-struct Judge<'a> {
-    executor: &'a dyn Executor,
+/// One case of one form.
+pub struct Judge<'a> {
     spec: &'a Spec,
     form: &'a FormDecl,
     draft: &'a Draft,
@@ -206,12 +207,56 @@ struct Operands {
     weights: Vec<(Source, Operand)>,
 }
 
-impl Judge<'_> {
+/// What became of making a case ready.
+pub enum Made<'a> {
+    /// The form does not declare this, or the entry does not have it.
+    Outside,
+    /// The reference itself cannot do it.
+    Broken(Verdict),
+    /// Ready to be bound and called.
+    Ready(Box<Prepared<'a>>),
+}
+
+/// A case with its operands and the reference's answer.
+pub struct Prepared<'a> {
+    judge: Judge<'a>,
+    span: SpanDecl,
+    operands: Operands,
+    /// Weights as given, f32.
+    named: Vec<NamedWeight>,
+    /// Weights as the form keeps them.
+    rounded: Vec<(String, Tensor)>,
+    params: Attrs,
+    statistics: BTreeMap<String, Vec<f32>>,
+    shapes: ProbeShapes,
+    request: Request,
+    want: Vec<(String, Tensor)>,
+}
+
+impl<'a> Judge<'a> {
+    /// A case.
+    pub fn new(spec: &'a Spec, form: &'a FormDecl, draft: &'a Draft) -> Self {
+        Judge { spec, form, draft }
+    }
+
     /// `None` when the form does not declare this.
-    fn judge(&self, seed: u64) -> Result<Option<Verdict>, SuiteError> {
+    fn judge(self, executor: &dyn Executor, seed: u64) -> Result<Option<Verdict>, SuiteError> {
+        match self.prepare(seed, false)? {
+            Made::Outside => Ok(None),
+            Made::Broken(verdict) => Ok(Some(verdict)),
+            Made::Ready(case) => case.judge(executor).map(Some),
+        }
+    }
+
+    /// Operands, and what the reference makes of them. With `beyond`, also where the form declares that it does not
+    /// serve.
+    ///
+    /// # Errors
+    /// When the suite or the entry cannot go on.
+    pub fn prepare(self, seed: u64, beyond: bool) -> Result<Made<'a>, SuiteError> {
         let plain = &self.draft.settled.plain;
         let Some(span) = plain.span(&self.draft.span) else {
-            return Ok(None);
+            return Ok(Made::Outside);
         };
         let ops: Vec<&PlainOp> = plain
             .span_ops(span)
@@ -221,19 +266,9 @@ impl Judge<'_> {
         let operands = self.operands(span, &ops, seed)?;
         let rows = rows_of(&operands);
         let shapes = self.shapes(rows);
-        if self.form.admits(&shapes).is_err() || !self.in_work(rows) {
-            return Ok(None);
+        if !beyond && (self.form.admits(&shapes).is_err() || !self.in_work(rows)) {
+            return Ok(Made::Outside);
         }
-        match self.executor.probe(&self.form.name, &shapes) {
-            Ok(report) if report.probed => {}
-            Ok(report) => {
-                let code = report.code.unwrap_or_else(|| "entry_missing".into());
-                let reason = report.reason.unwrap_or_default();
-                return Ok(Some(Verdict::refused(code, reason)));
-            }
-            Err(e) => return Ok(Some(Verdict::failed(&e.code, e.to_string()))),
-        }
-
         let params = self.draft.settled.filled(self.spec);
         let named: Vec<NamedWeight> = operands
             .weights
@@ -249,8 +284,8 @@ impl Judge<'_> {
         let plainly = round_weights(&named, self.form, &ChannelFactors::new())?;
         let seen = match self.seen(span, &operands, &plainly, &params) {
             Ok(seen) => seen,
-            Err(SuiteError::Catalog(CatalogError::Constraint { .. })) => return Ok(None),
-            Err(e) => return Ok(Some(Verdict::failed("reference", e.to_string()))),
+            Err(SuiteError::Catalog(CatalogError::Constraint { .. })) => return Ok(Made::Outside),
+            Err(e) => return Ok(Made::Broken(Verdict::failed("reference", e.to_string()))),
         };
         let statistics = self.statistics(&seen);
         let balance = Balance::default();
@@ -258,7 +293,7 @@ impl Judge<'_> {
         let rounded = round_weights(&named, self.form, &factors)?;
         let want = reference(
             (self.spec, plain, &span.name),
-            self.feed(&operands, &rounded, &params)?,
+            self.feed(&operands.inputs, &rounded, &params)?,
             &span.outputs,
             self.form,
             &statistics,
@@ -266,7 +301,7 @@ impl Judge<'_> {
         );
         let want = match want {
             Ok(want) => want,
-            Err(e) => return Ok(Some(Verdict::failed("reference", e.to_string()))),
+            Err(e) => return Ok(Made::Broken(Verdict::failed("reference", e.to_string()))),
         };
         let used = |name: &str| {
             let mut read = ops.iter().flat_map(|op| op.inputs.iter().flatten());
@@ -285,7 +320,7 @@ impl Judge<'_> {
                 .filter(|(source, _)| used(&source.name))
                 .map(|(source, operand)| (source.name.clone(), turned(operand)))
                 .collect(),
-            statistics: statistics.into_iter().collect(),
+            statistics: statistics.clone().into_iter().collect(),
             params: BindParams {
                 structure: self.spec.name.clone(),
                 version: self.spec.version,
@@ -303,21 +338,18 @@ impl Judge<'_> {
             dtype: self.draft.dtype,
             capacity: rows,
         };
-        let bound = match self.executor.bind(&request) {
-            Ok(bound) => bound,
-            Err(e) => return Ok(Some(Verdict::refused(e.code.clone(), e.to_string()))),
-        };
-        drop(request);
-        let inputs: Vec<Option<Operand>> = operands.inputs.iter().map(|(_, o)| o.clone()).collect();
-        let mut outputs: Vec<Operand> = want
-            .iter()
-            .map(|(_, t)| Operand::poisoned(t.dims(), self.draft.dtype))
-            .collect();
-        if let Err(e) = bound.call(&inputs, &mut outputs) {
-            return Ok(Some(Verdict::failed(&e.code, e.to_string())));
-        }
-        self.compare(span, &operands, &named, &params, &want, &outputs)
-            .map(Some)
+        Ok(Made::Ready(Box::new(Prepared {
+            span: span.clone(),
+            judge: self,
+            operands,
+            named,
+            rounded,
+            params,
+            statistics,
+            shapes,
+            request,
+            want,
+        })))
     }
 
     fn operands(
@@ -457,7 +489,7 @@ impl Judge<'_> {
 
     fn feed(
         &self,
-        operands: &Operands,
+        inputs: &[(String, Option<Operand>)],
         weights: &[(String, Tensor)],
         params: &Attrs,
     ) -> Result<Feed<'static>, SuiteError> {
@@ -470,7 +502,7 @@ impl Judge<'_> {
             }),
             ..Feed::default()
         };
-        for (name, operand) in &operands.inputs {
+        for (name, operand) in inputs {
             if let Some(operand) = operand {
                 feed.inputs.insert(name.clone(), operand.tensor()?);
             }
@@ -495,7 +527,7 @@ impl Judge<'_> {
         };
         let feed = Feed {
             on_value: Some(&watch),
-            ..self.feed(operands, weights, params)?
+            ..self.feed(&operands.inputs, weights, params)?
         };
         self.spec
             .evaluate(&self.draft.settled.plain, &span.name, &feed)?;
@@ -516,22 +548,108 @@ impl Judge<'_> {
         }
         found
     }
+}
 
-    fn compare(
+impl Prepared<'_> {
+    /// The form's shapes, as a probe gets them.
+    pub fn shapes(&self) -> &ProbeShapes {
+        &self.shapes
+    }
+
+    /// What is bound.
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// What a call reads, in the span's order.
+    pub fn inputs(&self) -> Vec<Option<Operand>> {
+        self.operands
+            .inputs
+            .iter()
+            .map(|(_, operand)| operand.clone())
+            .collect()
+    }
+
+    /// Names of the inputs.
+    pub fn input_names(&self) -> impl Iterator<Item = &str> {
+        self.operands.inputs.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// What the reference makes.
+    pub fn want(&self) -> &[(String, Tensor)] {
+        &self.want
+    }
+
+    /// Room for the outputs, poisoned.
+    pub fn outputs(&self) -> Vec<Operand> {
+        let made = self.want.iter();
+        made.map(|(_, t)| Operand::poisoned(t.dims(), self.judge.draft.dtype))
+            .collect()
+    }
+
+    /// What the reference makes of other inputs of the same shapes.
+    ///
+    /// # Errors
+    /// When the entry cannot go on.
+    pub fn reference_of(
         &self,
-        span: &SpanDecl,
-        operands: &Operands,
-        weights: &[NamedWeight],
-        params: &Attrs,
-        want: &[(String, Tensor)],
-        got: &[Operand],
-    ) -> Result<Verdict, SuiteError> {
-        let exact = self.draft.dtype == DType::F32 && self.form.format == "none";
-        let tolerance = self
-            .form
-            .tolerance
-            .min(structures_loader::tolerance_cap(self.form));
-        let tolerance = match self.draft.dtype {
+        inputs: &[Option<Operand>],
+    ) -> Result<Vec<(String, Tensor)>, SuiteError> {
+        let names = self.operands.inputs.iter().map(|(name, _)| name.clone());
+        let named: Vec<(String, Option<Operand>)> = names.zip(inputs.iter().cloned()).collect();
+        Ok(reference(
+            (
+                self.judge.spec,
+                &self.judge.draft.settled.plain,
+                &self.span.name,
+            ),
+            self.judge.feed(&named, &self.rounded, &self.params)?,
+            &self.span.outputs,
+            self.judge.form,
+            &self.statistics,
+            &Balance::default(),
+        )?)
+    }
+
+    fn judge(&self, executor: &dyn Executor) -> Result<Verdict, SuiteError> {
+        if let Some(verdict) = self.probe(executor) {
+            return Ok(verdict);
+        }
+        let bound = match executor.bind(&self.request) {
+            Ok(bound) => bound,
+            Err(e) => return Ok(Verdict::refused(e.code.clone(), e.to_string())),
+        };
+        let mut outputs = self.outputs();
+        if let Err(e) = bound.call(&self.inputs(), &mut outputs) {
+            return Ok(Verdict::failed(&e.code, e.to_string()));
+        }
+        self.compare(&outputs, true)
+    }
+
+    /// What is wrong when the plugin's own probe says no to a case that it declares.
+    pub fn probe(&self, executor: &dyn Executor) -> Option<Verdict> {
+        match executor.probe(&self.request.form, &self.shapes) {
+            Ok(report) if report.probed => None,
+            Ok(report) => {
+                let code = report.code.unwrap_or_else(|| "entry_missing".into());
+                let reason = report.reason.unwrap_or_default();
+                Some(Verdict::refused(code, reason))
+            }
+            Err(e) => Some(Verdict::failed(&e.code, e.to_string())),
+        }
+    }
+
+    /// Compares what a call made with the reference. `strict` holds an unquantised f32 form to [`EXACT`]; else every
+    /// form is held to what it declares, as at bind.
+    ///
+    /// # Errors
+    /// When the comparison itself cannot be made.
+    pub fn compare(&self, got: &[Operand], strict: bool) -> Result<Verdict, SuiteError> {
+        let Judge { form, draft, spec } = self.judge;
+        let (operands, want) = (&self.operands, &self.want);
+        let exact = strict && draft.dtype == DType::F32 && form.format == "none";
+        let tolerance = form.tolerance.min(structures_loader::tolerance_cap(form));
+        let tolerance = match draft.dtype {
             DType::Bf16 => tolerance.max(BF16),
             _ => tolerance,
         };
@@ -572,16 +690,16 @@ impl Judge<'_> {
                 }
             }
         }
-        if !exact && self.draft.dtype == DType::F32 {
+        if !exact && draft.dtype == DType::F32 {
             // As the host does at bind: an output that ends in `+ input` without that input.
             let trial = Trial {
-                spec: self.spec,
-                span: &span.name,
-                variant: &self.draft.variant,
-                params,
+                spec,
+                span: &self.span.name,
+                variant: &draft.variant,
+                params: &self.params,
                 inputs: Vec::new(),
                 row_axes: Vec::new(),
-                outputs: span.outputs.clone(),
+                outputs: self.span.outputs.clone(),
                 balance: Balance::default(),
             };
             let inputs: Vec<(String, Option<Tensor>)> = operands
@@ -593,7 +711,7 @@ impl Judge<'_> {
                 })
                 .collect::<Result<_, SuiteError>>()?;
             let got: Vec<Tensor> = got.iter().map(Operand::tensor).collect::<Result<_, _>>()?;
-            if let Err(reason) = trial.compare(&inputs, want, &got, weights, tolerance)? {
+            if let Err(reason) = trial.compare(&inputs, want, &got, &self.named, tolerance)? {
                 return Ok(Verdict::failed("parity", reason));
             }
         }

@@ -26,7 +26,7 @@ pub mod executor;
 pub mod ignore;
 pub mod judge;
 pub mod operand;
-mod random;
+pub mod random;
 
 use structures_catalog::spec::Kind;
 use structures_catalog::Catalog;

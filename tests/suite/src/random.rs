@@ -12,11 +12,21 @@ impl Random {
 
     /// Uniform in `-1..1`.
     pub fn next(&mut self) -> f32 {
+        (self.word() >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
+    }
+
+    /// Below `n`; 0 when that is 0.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.word() % n.max(1) as u64) as usize
+    }
+
+    /// 64 bits.
+    pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
+        z ^ (z >> 31)
     }
 
     /// As many of them.

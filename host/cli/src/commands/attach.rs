@@ -93,10 +93,7 @@ fn options(args: &AttachArgs) -> Result<Options, Failure> {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     Ok(Options {
         scheme: args.scheme.clone(),
-        workload: args.workload.map(|w| match w {
-            WorkloadArg::Decode => Workload::Decode,
-            WorkloadArg::Prefill => Workload::Prefill,
-        }),
+        workload: args.workload.map(workload),
         percentile: args.samples.percentile,
         structures: args.structures.clone(),
         floors: Floors::parse(args.floor.iter().map(String::as_str))?,
@@ -111,24 +108,27 @@ fn options(args: &AttachArgs) -> Result<Options, Failure> {
     })
 }
 
+/// The switch as the library names it.
+pub fn workload(w: WorkloadArg) -> Workload {
+    match w {
+        WorkloadArg::Decode => Workload::Decode,
+        WorkloadArg::Prefill => Workload::Prefill,
+    }
+}
+
 /// The user's data directory unless another one was given.
 fn receipt_dir(given: Option<PathBuf>) -> Result<PathBuf, Failure> {
     if let Some(dir) = given {
         return Ok(dir);
     }
-    let env = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
-    let data = env("XDG_DATA_HOME")
-        .map(PathBuf::from)
-        .filter(|dir| dir.is_absolute())
-        .or_else(|| env("HOME").map(|home| PathBuf::from(home).join(".local").join("share")));
-    let data = data.ok_or_else(|| {
+    let data = super::data_dir().ok_or_else(|| {
         Failure::failed(
             "io",
             "no place for the receipt: neither XDG_DATA_HOME nor HOME is set",
             "give --receipt-dir DIR",
         )
     })?;
-    Ok(data.join("structures").join("receipts"))
+    Ok(data.join("receipts"))
 }
 
 /// The table of units.

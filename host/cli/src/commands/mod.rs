@@ -4,12 +4,16 @@ mod attach;
 mod bindings;
 mod calibrate;
 mod catalog;
+mod conform;
+mod decisions;
 mod devices;
 mod discover;
 mod explain;
 mod generate;
+mod new_plugin;
 mod plugins;
 mod probe;
+mod receipts;
 
 use std::path::{Path, PathBuf};
 
@@ -40,9 +44,23 @@ impl Context<'_> {
                 plugins: self.global.plugins.clone(),
                 catalog: self.global.catalog.clone(),
                 bindings: self.binding_dirs()?,
+                decisions: self.decisions_file(),
             },
             &self.scan_options()?,
         )?)
+    }
+
+    /// `--decisions`, else `STRUCTURES_DECISIONS` (not read under secure execution), else a file in the user's data
+    /// directory; none where there is no such directory.
+    pub fn decisions_file(&self) -> Option<PathBuf> {
+        let named = match structures_loader::secure_execution() {
+            true => None,
+            false => std::env::var_os(DECISIONS).filter(|v| !v.is_empty()),
+        };
+        let given = self.global.decisions.clone();
+        given
+            .or(named.map(PathBuf::from))
+            .or_else(|| Some(data_dir()?.join("decisions.json")))
     }
 
     /// Where plugins are looked for, and what they must show.
@@ -103,6 +121,19 @@ impl Context<'_> {
 /// More binding directories, separated as in `PATH`.
 const BINDING_PATH: &str = "STRUCTURES_BINDING_PATH";
 
+/// The file of recorded decisions.
+const DECISIONS: &str = "STRUCTURES_DECISIONS";
+
+/// `structures` in the user's data directory.
+pub fn data_dir() -> Option<PathBuf> {
+    let env = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
+    let data = env("XDG_DATA_HOME")
+        .map(PathBuf::from)
+        .filter(|dir| dir.is_absolute())
+        .or_else(|| env("HOME").map(|home| PathBuf::from(home).join(".local").join("share")))?;
+    Some(data.join("structures"))
+}
+
 /// A directory that the user named must be one.
 fn directory(dir: &Path, origin: &str, expected: &str, help: &str) -> Result<(), Failure> {
     if dir.is_dir() {
@@ -131,7 +162,11 @@ pub fn run(command: Command, cx: &Context<'_>) -> Result<u8, Failure> {
         Command::Calibrate(args) => calibrate::run(&args, cx),
         Command::Attach(args) => attach::run(&args, cx),
         Command::Explain { receipt } => explain::run(&receipt, cx),
+        Command::Receipts { action } => receipts::run(&action, cx),
+        Command::Decisions { action } => decisions::run(action, cx),
         Command::Generate(args) => generate::run(&args, cx),
+        Command::NewPlugin(args) => new_plugin::run(&args, cx),
+        Command::Conform(args) => conform::run(&args, cx),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "structures", &mut text);
@@ -139,7 +174,7 @@ pub fn run(command: Command, cx: &Context<'_>) -> Result<u8, Failure> {
             Ok(0)
         }
         // Ended in `main`.
-        Command::ScanPlugin { .. } => Ok(0),
+        Command::ScanPlugin { .. } | Command::ConformCheck { .. } => Ok(0),
     }
 }
 

@@ -5,9 +5,10 @@
 //! refuses before either; and a form that is not faster than the host refuses itself. Each refusal is a value
 //! with a code and a reason.
 //!
-//! Owns: metrics, bands, floors, bind parity, paired timing. Does not own: running the arms, the ledger, or
+//! Owns: metrics, bands, floors, bind parity, paired timing, adjudication between forms. Does not own: running the arms, the ledger, or
 //! what happens to a refused unit.
 
+pub mod adjudicate;
 mod bands;
 mod error;
 mod floors;

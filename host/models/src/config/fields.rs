@@ -74,6 +74,22 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// A finite number of at least zero.
+    pub(crate) fn not_negative(&self, name: &str) -> Result<Option<f64>, ModelError> {
+        self.typed(name, "a number of at least 0", |v| {
+            v.as_f64().filter(|x| x.is_finite() && *x >= 0.0)
+        })
+    }
+
+    /// A list of finite positive numbers.
+    pub(crate) fn positives(&self, name: &str) -> Result<Option<Vec<f64>>, ModelError> {
+        self.typed(name, "a list of positive numbers", |v| {
+            let each = v.as_array()?.iter().map(Value::as_f64);
+            let all: Vec<f64> = each.collect::<Option<_>>()?;
+            all.iter().all(|x| x.is_finite() && *x > 0.0).then_some(all)
+        })
+    }
+
     pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>, ModelError> {
         self.typed(name, "true or false", Value::as_bool)
     }

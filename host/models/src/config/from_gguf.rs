@@ -101,10 +101,9 @@ pub(super) fn read(
 
     let rope = rope(&keys, dialect.theta, rotary)?;
     let local_rope = match dialect.local_theta {
-        Some(theta) if windows.iter().any(Option::is_some) => Some(Rope {
-            theta: keys.number("rope.freq_base_swa")?.unwrap_or(theta),
-            scaling: RopeScaling::None,
-        }),
+        Some(theta) if windows.iter().any(Option::is_some) => Some(Rope::plain(
+            keys.number("rope.freq_base_swa")?.unwrap_or(theta),
+        )),
         _ => None,
     };
     let mut config = DecoderConfig {
@@ -239,7 +238,7 @@ fn rope(keys: &Keys<'_>, theta: f64, rotary: usize) -> Result<Rope, ModelError> 
         }
     };
     let Some(info) = keys.checkpoint.tensor_info(ROPE_TABLE) else {
-        return Ok(Rope { theta, scaling });
+        return Ok(Rope::scaled(theta, scaling));
     };
     if info.dims != [rotary / 2] || scaling != RopeScaling::None {
         let expected = format!("[{}] divisors and no other scaling", rotary / 2);
@@ -260,10 +259,8 @@ fn rope(keys: &Keys<'_>, theta: f64, rotary: usize) -> Result<Rope, ModelError> 
             FIX,
         ));
     }
-    Ok(Rope {
-        theta,
-        scaling: RopeScaling::Table(table.into_iter().map(f64::from).collect()),
-    })
+    let divisors = table.into_iter().map(f64::from).collect();
+    Ok(Rope::scaled(theta, RopeScaling::Table(divisors)))
 }
 
 /// Metadata under the keys of one architecture.

@@ -122,6 +122,9 @@ pub(super) fn read(
 
     let (rope, local_rope) = rope::from_json(&fields, dialect, max_positions, &mut notes)?;
     let windows = windows::from_json(&fields, dialect.windows, layers)?;
+    let local_rope = local_rope.filter(|_| windows.iter().any(Option::is_some));
+    let limits = local_rope.iter().chain(std::iter::once(&rope));
+    let limit = limits.filter_map(|r| r.limit).min();
     let mut config = DecoderConfig {
         model_type: dialect.model_type.into(),
         root: dialect.root,
@@ -148,7 +151,7 @@ pub(super) fn read(
         fused: dialect.fused,
         tied_head,
         rope,
-        local_rope: local_rope.filter(|_| windows.iter().any(Option::is_some)),
+        local_rope,
         windows,
         attention_scale: None,
         attention_softcap: None,
@@ -156,7 +159,7 @@ pub(super) fn read(
         residual_scale: 1.0,
         logits_divisor: 1.0,
         logits_softcap: None,
-        max_positions,
+        max_positions: limit.map_or(max_positions, |n| n.min(max_positions)),
         bos: fields.ids("bos_token_id")?.first().copied(),
         eos,
         notes,
@@ -290,9 +293,13 @@ mod tests {
         let flag = json!({"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 1});
         assert_eq!(with(flag).unwrap(), [None, Some(8)]);
         let mixed = json!(["full_attention", "sliding_attention"]);
-        let kinds = json!({"layer_types": mixed, "sliding_window": 8});
+        let kinds = json!({"layer_types": mixed, "sliding_window": 8, "use_sliding_window": true});
         assert_eq!(with(kinds).unwrap(), [None, Some(8)]);
         for (wrong, item) in [
+            (
+                json!({"layer_types": mixed, "sliding_window": 8}),
+                "use_sliding_window",
+            ),
             (json!({"layer_types": ["full_attention"]}), "layer_types"),
             (json!({"layer_types": "full_attention"}), "layer_types"),
             (
@@ -303,6 +310,15 @@ mod tests {
             let message = with(wrong.clone()).unwrap_err().to_string();
             assert!(message.contains(item), "{wrong}: {message}");
         }
+        let every = Dialect {
+            windows: Windows::Always { absent: None },
+            ..QWEN2
+        };
+        for kinds in [&mixed, &full] {
+            let fields = json!({"layer_types": kinds, "sliding_window": 8});
+            assert!(config(fields, &every).is_err(), "{kinds}");
+        }
+        assert!(config(json!({"layer_types": full}), &every).is_ok());
         let never = Dialect::plain("x", "X");
         for (windowed, item) in [
             (json!({"use_sliding_window": true}), "use_sliding_window"),

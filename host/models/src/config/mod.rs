@@ -182,10 +182,7 @@ impl DecoderConfig {
             qk_norm: QkNorm::None,
             fused: false,
             tied_head: true,
-            rope: Rope {
-                theta: 10000.0,
-                scaling: RopeScaling::None,
-            },
+            rope: Rope::plain(10000.0),
             local_rope: None,
             windows: vec![None],
             attention_scale: None,
@@ -229,6 +226,14 @@ impl DecoderConfig {
                 self.head_dim
             );
             return bad("partial_rotary_factor", expected, self.rotary);
+        }
+        for rope in std::iter::once(&self.rope).chain(&self.local_rope) {
+            if let RopeScaling::Table(divisors) = &rope.scaling {
+                if divisors.len() != self.rotary / 2 {
+                    let expected = format!("{} divisors, one for each frequency", self.rotary / 2);
+                    return bad("short_factor", expected, divisors.len());
+                }
+            }
         }
         Ok(())
     }

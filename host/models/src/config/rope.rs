@@ -1,6 +1,8 @@
-//! Rotary frequencies: the base ladder and the scalings that fold into it.
+//! Rotary frequencies: the base ladder, the scalings that fold into it, and the factor some put on both tables.
 //!
-//! Yarn, dynamic and longrope change with the length or scale the logits too; they are refused by name.
+//! `dynamic` and `longrope` change the frequencies once a text is longer than what the model was first trained at. A
+//! cache filled under one set does not go on under another, so they hold up to that length here, and it is the limit of
+//! the context.
 
 use std::f64::consts::TAU;
 use std::path::Path;
@@ -32,12 +34,25 @@ pub enum RopeScaling {
         /// Context length the model was first trained at.
         original: f64,
     },
-    /// Divisors given one by one (a GGUF's `rope_freqs.weight`).
+    /// Channels that turn seldom divided by `factor`, often ones kept, a ramp over the channels between.
+    Yarn {
+        /// Divisor of the seldom ones.
+        factor: f64,
+        /// Turns within `original` positions above which a channel is kept.
+        fast: f64,
+        /// Turns below which it is divided.
+        slow: f64,
+        /// Context length the model was first trained at.
+        original: f64,
+        /// Whether the ramp begins and ends at whole channels.
+        whole: bool,
+    },
+    /// Divisors given one by one (a GGUF's `rope_freqs.weight`, the short ones of `longrope`).
     Table(Vec<f64>),
 }
 
-/// Words for `rope_type` that [`RopeScaling`] covers.
-pub(crate) const ROPE_TYPES: &str = "default, linear or llama3";
+/// Words for `rope_type` that can be read.
+pub(crate) const ROPE_TYPES: &str = "default, linear, llama3, yarn, dynamic or longrope";
 
 /// Rotary position encoding of a decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,12 +61,35 @@ pub struct Rope {
     pub theta: f64,
     /// Scaling.
     pub scaling: RopeScaling,
+    /// Factor of both tables.
+    pub amplitude: f64,
+    /// Positions up to which this holds, where that is fewer than the model has.
+    pub limit: Option<usize>,
 }
 
 impl Rope {
+    /// The ladder as it is.
+    pub fn plain(theta: f64) -> Self {
+        Self::scaled(theta, RopeScaling::None)
+    }
+
+    /// A scaling of the frequencies and nothing else.
+    pub fn scaled(theta: f64, scaling: RopeScaling) -> Self {
+        Rope {
+            theta,
+            scaling,
+            amplitude: 1.0,
+            limit: None,
+        }
+    }
+
     /// The `width / 2` frequencies, each rounded to f32 as the published models compute them.
     pub fn inv_freq(&self, width: usize) -> Vec<f64> {
         let base = |i: usize| f64::from(self.theta.powf(-(2.0 * i as f64) / width as f64) as f32);
+        let ramp = match &self.scaling {
+            RopeScaling::Yarn { .. } => self.ramp(width),
+            _ => (0.0, 1.0),
+        };
         (0..width / 2)
             .map(|i| {
                 let f = base(i);
@@ -74,11 +112,39 @@ impl Rope {
                             (1.0 - kept) * f / factor + kept * f
                         }
                     }
+                    RopeScaling::Yarn { factor, .. } => {
+                        let divided = ((i as f64 - ramp.0) / (ramp.1 - ramp.0)).clamp(0.0, 1.0);
+                        f / factor * divided + f * (1.0 - divided)
+                    }
                     RopeScaling::Table(divisors) => f / divisors.get(i).copied().unwrap_or(1.0),
                 };
                 f64::from(f as f32)
             })
             .collect()
+    }
+
+    /// The channels between which Yarn goes from kept to divided.
+    fn ramp(&self, width: usize) -> (f64, f64) {
+        let RopeScaling::Yarn {
+            fast,
+            slow,
+            original,
+            whole,
+            ..
+        } = self.scaling
+        else {
+            return (0.0, 1.0);
+        };
+        // The channel that turns so often within the original length.
+        let at =
+            |turns: f64| width as f64 * (original / (turns * TAU)).ln() / (2.0 * self.theta.ln());
+        let (mut low, mut high) = (at(fast), at(slow));
+        if whole {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let (low, high) = (low.max(0.0), high.min(width as f64 - 1.0));
+        // As published: a ramp of no length is a step.
+        (low, if low == high { high + 0.001 } else { high })
     }
 }
 
@@ -109,10 +175,10 @@ pub(super) fn from_json(
             };
             Some(reader.read(Some(s), notes)?)
         }
-        (None, Some(absent)) => Some(Rope {
-            theta: fields.positive("rope_local_base_freq")?.unwrap_or(absent),
-            scaling: RopeScaling::None,
-        }),
+        (None, Some(absent)) => {
+            let theta = fields.positive("rope_local_base_freq")?;
+            Some(Rope::plain(theta.unwrap_or(absent)))
+        }
         (None, None) => None,
     };
     let reader = Reader {
@@ -122,9 +188,10 @@ pub(super) fn from_json(
         partial: dialect.partial_rotary.is_some(),
         max_positions,
     };
-    let settings = match nested {
-        true => full.or(sliding),
-        false => newer,
+    let settings = match (nested, dialect.local_theta) {
+        (true, Some(_)) => full,
+        (true, None) => full.or(sliding),
+        (false, _) => newer,
     };
     let older = fields.object("rope_scaling")?.filter(|s| !s.map.is_empty());
     let rope = match (&settings, &older) {
@@ -191,10 +258,7 @@ impl Reader<'_> {
             }),
         };
         let Some(settings) = settings else {
-            return Ok(Rope {
-                theta,
-                scaling: RopeScaling::None,
-            });
+            return Ok(Rope::plain(theta));
         };
         let part = settings.positive("partial_rotary_factor")?;
         if let Some(part) = part.filter(|p| *p != 1.0 && !self.partial) {
@@ -216,23 +280,77 @@ impl Reader<'_> {
             let value = settings.positive(name)?;
             settings.required(name, "a positive number", value)
         };
-        let scaling = match kind {
+        // The first publication of longrope called itself by other names.
+        let longrope = settings.get("short_factor").is_some();
+        let mut rope = Rope::plain(theta);
+        rope.scaling = match kind {
             "default" => RopeScaling::None,
             "linear" => RopeScaling::Linear {
                 factor: must("factor")?,
             },
-            "llama3" => {
-                let original = match settings.positive("original_max_position_embeddings")? {
-                    Some(n) => Some(n),
-                    None => fields.positive("original_max_position_embeddings")?,
+            "dynamic" => {
+                notes.push(format!(
+                    "rope scaling `dynamic` begins beyond max_position_embeddings {}: never reached",
+                    self.max_positions
+                ));
+                must("factor")?;
+                RopeScaling::None
+            }
+            "longrope" | "su" | "yarn" if longrope || kind != "yarn" => {
+                let original = self.original(settings, notes)?;
+                let factor = match settings.positive("factor")? {
+                    Some(factor) => factor,
+                    None => self.max_positions as f64 / original,
                 };
-                let original = original.unwrap_or_else(|| {
+                rope.amplitude = match settings.positive("attention_factor")? {
+                    Some(factor) => factor,
+                    None if factor <= 1.0 => 1.0,
+                    None => (1.0 + factor.ln() / original.ln()).sqrt(),
+                };
+                if (original as usize) < self.max_positions {
                     notes.push(format!(
-                        "original_max_position_embeddings is absent: {} assumed",
+                        "rope scaling `longrope` has other frequencies beyond {original} positions: the context ends \
+                         there, not at {}",
                         self.max_positions
                     ));
-                    self.max_positions as f64
-                });
+                    rope.limit = Some(original as usize);
+                }
+                let long = settings.positives("long_factor")?;
+                settings.required("long_factor", "a list of positive numbers", long)?;
+                let short = settings.positives("short_factor")?;
+                let short =
+                    settings.required("short_factor", "a list of positive numbers", short)?;
+                RopeScaling::Table(short)
+            }
+            "yarn" => {
+                let original = self.original(settings, notes)?;
+                let factor = must("factor")?;
+                let share = |by: f64| match factor <= 1.0 {
+                    true => 1.0,
+                    false => 0.1 * by * factor.ln() + 1.0,
+                };
+                let scales = ["mscale", "mscale_all_dim"].map(|name| settings.not_negative(name));
+                rope.amplitude = match (settings.positive("attention_factor")?, scales) {
+                    (Some(factor), _) => factor,
+                    (None, [a, b]) => match (a?, b?) {
+                        (Some(a), Some(b)) if a > 0.0 && b > 0.0 => share(a) / share(b),
+                        _ => share(1.0),
+                    },
+                };
+                let turns = |name: &str, absent: f64| {
+                    let given = settings.not_negative(name)?.filter(|n| *n > 0.0);
+                    Ok::<_, ModelError>(given.unwrap_or(absent))
+                };
+                RopeScaling::Yarn {
+                    factor,
+                    fast: turns("beta_fast", 32.0)?,
+                    slow: turns("beta_slow", 1.0)?,
+                    original,
+                    whole: settings.flag("truncate")?.unwrap_or(true),
+                }
+            }
+            "llama3" => {
+                let original = self.original(settings, notes)?;
                 let (low, high) = (must("low_freq_factor")?, must("high_freq_factor")?);
                 if low >= high {
                     return Err(ModelError::malformed(
@@ -252,7 +370,30 @@ impl Reader<'_> {
             }
             other => return Err(refused(fields.path, &settings.prefix, other)),
         };
-        Ok(Rope { theta, scaling })
+        Ok(rope)
+    }
+
+    /// The length the model was first trained at. At the top it wins, as in the library.
+    fn original(&self, settings: &Fields<'_>, notes: &mut Vec<String>) -> Result<f64, ModelError> {
+        const NAME: &str = "original_max_position_embeddings";
+        let original = match self.fields.positive(NAME)? {
+            Some(n) => Some(n),
+            None => settings.positive(NAME)?,
+        };
+        let original = original.unwrap_or_else(|| {
+            notes.push(format!("{NAME} is absent: {} assumed", self.max_positions));
+            self.max_positions as f64
+        });
+        match original >= 2.0 {
+            true => Ok(original),
+            false => Err(ModelError::malformed(
+                self.fields.path,
+                NAME,
+                "at least 2",
+                original.to_string(),
+                FIX,
+            )),
+        }
     }
 }
 
@@ -266,10 +407,7 @@ mod tests {
 
     #[test]
     fn the_plain_ladder_starts_at_one() {
-        let rope = Rope {
-            theta: 10000.0,
-            scaling: RopeScaling::None,
-        };
+        let rope = Rope::plain(10000.0);
         let f = rope.inv_freq(8);
         assert_eq!(f.len(), 4);
         assert_eq!(f[0], 1.0);
@@ -279,26 +417,15 @@ mod tests {
     #[test]
     fn linear_divides_and_llama3_keeps_the_short_wavelengths() {
         let theta = 50000.0;
-        let plain = Rope {
-            theta,
-            scaling: RopeScaling::None,
-        }
-        .inv_freq(16);
-        let linear = Rope {
-            theta,
-            scaling: RopeScaling::Linear { factor: 2.0 },
-        }
-        .inv_freq(16);
-        let llama = Rope {
-            theta,
-            scaling: RopeScaling::Llama3 {
-                factor: 8.0,
-                low: 1.0,
-                high: 4.0,
-                original: 64.0,
-            },
-        }
-        .inv_freq(16);
+        let plain = Rope::plain(theta).inv_freq(16);
+        let linear = Rope::scaled(theta, RopeScaling::Linear { factor: 2.0 }).inv_freq(16);
+        let llama = RopeScaling::Llama3 {
+            factor: 8.0,
+            low: 1.0,
+            high: 4.0,
+            original: 64.0,
+        };
+        let llama = Rope::scaled(theta, llama).inv_freq(16);
         assert!((linear[3] * 2.0 - plain[3]).abs() < 1e-9);
         assert_eq!(llama[0], plain[0]);
         assert!((llama[7] * 8.0 - plain[7]).abs() < 1e-9);

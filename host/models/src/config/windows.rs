@@ -15,10 +15,26 @@ pub(super) fn from_json(
     layers: usize,
 ) -> Result<Vec<Option<usize>>, ModelError> {
     let width = width(fields, rule)?;
+    let flagged = fields.flag("use_sliding_window")?.unwrap_or(false);
     if let Some(kinds) = fields.get("layer_types") {
-        return by_kind(fields, kinds, rule, width, layers);
+        let windows = by_kind(fields, kinds, rule, width, layers)?;
+        // The library does not read the list where all layers are alike, and has no window without the flag.
+        let (item, agrees) = match rule {
+            Windows::Always { .. } => ("layer_types", windows.iter().all(|w| *w == width)),
+            Windows::Flagged => {
+                let none = windows.iter().all(Option::is_none);
+                ("use_sliding_window", flagged || none)
+            }
+            Windows::Never | Windows::AllBut { .. } => return Ok(windows),
+        };
+        if !agrees {
+            let expected = "layer_types, sliding_window and use_sliding_window to agree";
+            let found = fields.get(item).map_or("nothing".into(), Value::to_string);
+            return Err(refused(fields, item, expected, &found));
+        }
+        return Ok(windows);
     }
-    if rule == Windows::Never && fields.flag("use_sliding_window")?.unwrap_or(false) {
+    if rule == Windows::Never && flagged {
         return Err(refused(
             fields,
             "use_sliding_window",
@@ -31,7 +47,7 @@ pub(super) fn from_json(
         Windows::Never => vec![None; layers],
         Windows::Always { .. } => window(0),
         Windows::Flagged => {
-            if !fields.flag("use_sliding_window")?.unwrap_or(false) {
+            if !flagged {
                 return Ok(vec![None; layers]);
             }
             let from = fields.count("max_window_layers")?.unwrap_or(28);

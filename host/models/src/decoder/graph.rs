@@ -73,8 +73,8 @@ impl<'a> Maker<'a> {
             let local = c.local_rope.as_ref().filter(|_| window.is_some());
             let kind = usize::from(local.is_some());
             *made[kind].get_or_insert_with(|| {
-                let frequencies = local.unwrap_or(&c.rope).inv_freq(c.rotary);
-                self.w.rope_tables(&at, positions, frequencies)
+                let rope = local.unwrap_or(&c.rope);
+                self.w.rope_tables(&at, positions, rope, c.rotary, None)
             })
         });
         each.collect()

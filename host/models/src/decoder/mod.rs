@@ -55,6 +55,7 @@ pub(crate) fn params(
         .filter(|t| !t.ends_with("rotary_emb.inv_freq") && t != "rope_freqs.weight")
         .collect();
     no_layer_is_left_over(checkpoint, config, &unused, gguf)?;
+    no_bias_is_left_over(checkpoint, config, &unused, gguf)?;
     if let Some(first) = unused.first() {
         let note = format!(
             "{} tensors that the model does not read, `{first}` first",
@@ -88,6 +89,31 @@ fn no_layer_is_left_over(
         format!("layer {i}, shape {:?}", dims.unwrap_or_default()),
         "config and checkpoint do not belong together: get both again",
     ))
+}
+
+/// A bias nobody adds gives wrong numbers too.
+fn no_bias_is_left_over(
+    checkpoint: &Checkpoint,
+    config: &DecoderConfig,
+    unused: &[String],
+    gguf: bool,
+) -> Result<(), ModelError> {
+    let bias = unused
+        .iter()
+        .find(|name| name.ends_with(".bias") && names::layer_of(config.root, name, gguf).is_some());
+    match bias {
+        None => Ok(()),
+        Some(name) => Err(ModelError::tensor(
+            checkpoint.path(),
+            name,
+            format!(
+                "no bias there, as the config of a {} says",
+                config.model_type
+            ),
+            "one",
+            "correct the config (attention_bias, mlp_bias), or get both again",
+        )),
+    }
 }
 
 /// A linear module: path below its parent, output and input width, bias.

@@ -4,6 +4,8 @@ use structures_graph::{
     AttrValue, Dim, GraphBuilder, Layout, OpKind, ParamRef, StateRegion, ValueId,
 };
 
+use crate::config::Rope;
+
 /// Rows `[from, to)` of a stored parameter.
 pub(crate) type Rows = Option<(usize, usize)>;
 
@@ -184,17 +186,23 @@ impl Weave {
         self.op(OpKind::StateWrite, at, label, &[x, region], &[], shape);
     }
 
-    /// `cos` and `sin` of `width / 2` frequencies at `positions [T]`.
+    /// `cos` and `sin` for `width` channels at `positions [T]`, or `[A,T]` where `axes` name a row for each frequency.
     pub(crate) fn rope_tables(
         &mut self,
         at: &str,
         positions: ValueId,
-        frequencies: Vec<f64>,
+        rope: &Rope,
+        width: usize,
+        axes: Option<&[usize]>,
     ) -> [ValueId; 2] {
-        self.rope_tables_by(at, positions, frequencies, None)
+        let [cos, sin] = self.rope_tables_by(at, positions, rope.inv_freq(width), axes);
+        [
+            self.scale(at, "cos_scaled", cos, rope.amplitude),
+            self.scale(at, "sin_scaled", sin, rope.amplitude),
+        ]
     }
 
-    /// As above; with `axes`, at `positions [A,T]`, each frequency at the row it names.
+    /// Tables of these frequencies; with `axes`, at `positions [A,T]`, each frequency at the row it names.
     pub(crate) fn rope_tables_by(
         &mut self,
         at: &str,

@@ -6,6 +6,8 @@ use super::{Decoders, Family};
 use crate::config::{DecoderConfig, Dialect, Facts, Norms, QkNorm, Rule, Windows};
 use crate::ModelError;
 
+const SOFTCAP: &str = "attn_logit_softcapping";
+
 const GEMMA2: Dialect = Dialect {
     gguf_architecture: Some("gemma2"),
     qkv_bias: Rule::Field("attention_bias"),
@@ -18,8 +20,11 @@ const GEMMA2: Dialect = Dialect {
         every: 2,
         absent: 4096,
     },
-    reads: &["attn_logit_softcapping", "final_logit_softcapping"],
-    facts: |facts, config| read(facts, config, [Some(50.0), Some(30.0)], 46),
+    reads: &[SOFTCAP, "final_logit_softcapping"],
+    facts: |facts, c| {
+        c.attention_softcap = facts.number(SOFTCAP, SOFTCAP, Some(50.0))?;
+        read(facts, c, Some(30.0), 46)
+    },
     ..Dialect::plain("gemma2", "Gemma2")
 };
 
@@ -40,25 +45,30 @@ pub(super) const FAMILY: &dyn Family = &Decoders {
                 every: 6,
                 absent: 4096,
             },
-            facts: |facts, config| read(facts, config, [None, None], 62),
+            facts: |facts, c| {
+                if facts.number(SOFTCAP, SOFTCAP, None)?.is_some() {
+                    let note = "attn_logit_softcapping is given: the published model has the field and no soft cap";
+                    c.notes.push(note.into());
+                }
+                read(facts, c, None, 62)
+            },
             ..GEMMA2
         },
     ],
 };
 
-/// `softcaps` and a scale of 256^-0.5 are what absent fields mean. The GGUF has no key for the scale: it is that of the
+/// `softcap` and a scale of 256^-0.5 are what absent fields mean. The GGUF has no key for the scale: it is that of the
 /// head, except in the models of 27B, which have `big` layers and scale by the share of a head in the stream.
 fn read(
     facts: &Facts<'_>,
     c: &mut DecoderConfig,
-    softcaps: [Option<f64>; 2],
+    softcap: Option<f64>,
     big: usize,
 ) -> Result<(), ModelError> {
     facts.must_be_off("use_bidirectional_attention")?;
     c.embedding_scale = (c.hidden_size as f64).sqrt();
-    let cap = |name, absent| facts.number(name, name, absent);
-    c.attention_softcap = cap("attn_logit_softcapping", softcaps[0])?;
-    c.logits_softcap = cap("final_logit_softcapping", softcaps[1])?;
+    const LAST: &str = "final_logit_softcapping";
+    c.logits_softcap = facts.number(LAST, LAST, softcap)?;
     let scalar = match facts.is_gguf() {
         true if c.layers == big => Some((c.hidden_size / c.heads) as f64),
         true => None,

@@ -384,9 +384,8 @@ impl Hybrid {
         // A model of delta rules only turns nothing.
         let attends = self.layers.iter().any(|l| !l.linear);
         let tables = attends.then(|| {
-            let frequencies = c.rope.inv_freq(c.rotary);
             let at = format!("{}.rotary_emb", c.root);
-            m.w.rope_tables(&at, positions, frequencies)
+            m.w.rope_tables(&at, positions, &c.rope, c.rotary, None)
         });
         for (i, layer) in self.layers.iter().enumerate() {
             let at = c.layer(i);

@@ -23,7 +23,7 @@ const DIALECT: Dialect = Dialect {
     qkv_bias: Rule::Field("attention_bias"),
     o_bias: Rule::Field("attention_bias"),
     qk_norm: QkNorm::Head,
-    theta: 5_000_000.0,
+    theta: 500_000.0,
     ..Dialect::plain("qwen3_vl", "Qwen3VLText")
 };
 const ROOT: &str = "model.visual";
@@ -453,9 +453,8 @@ impl Vision {
         let x = m.w.mul(c.root, "text_embeds", x, kept);
         let mut x = m.w.add(c.root, "inputs_embeds", x, visual);
         let at = format!("{}.rotary_emb", c.root);
-        let frequencies = c.rope.inv_freq(c.rotary);
         let tables =
-            m.w.rope_tables_by(&at, positions, frequencies, Some(sections));
+            m.w.rope_tables(&at, positions, &c.rope, c.rotary, Some(sections));
         for i in 0..c.layers {
             x = m.layer(i, x, tables);
             if let Some(features) = deep.get(i) {

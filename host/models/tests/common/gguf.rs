@@ -56,7 +56,7 @@ pub fn metadata(model: &Description) -> Vec<(String, Value)> {
     if let Some(cap) = c.logits_softcap {
         add("final_logit_softcapping", number(cap));
     }
-    if c.residual_scale != 1.0 {
+    if c.model_type == "granite" {
         add("embedding_scale", number(c.embedding_scale));
         add("residual_scale", number(c.residual_scale));
         add("logit_scale", number(c.logits_divisor));
@@ -127,11 +127,7 @@ pub fn tensors(model: &Description) -> Vec<(String, Tensor)> {
         out.push((short, tensor));
     }
     let scaled = c.rope.inv_freq(c.rotary);
-    let plain = structures_models::config::Rope {
-        theta: c.rope.theta,
-        scaling: RopeScaling::None,
-    };
-    let plain = plain.inv_freq(c.rotary);
+    let plain = structures_models::config::Rope::plain(c.rope.theta).inv_freq(c.rotary);
     let linear = matches!(c.rope.scaling, RopeScaling::Linear { .. });
     if scaled != plain && !linear {
         let table: Vec<f32> = plain

@@ -81,8 +81,9 @@ pub fn save_raw(path: &Path, header: &str, data: usize) {
 }
 
 /// The message of an error, which must name all of these.
-pub fn names_all<T: std::fmt::Debug>(result: Result<T, ModelError>, words: &[&str]) {
-    let message = result.unwrap_err().to_string();
+pub fn names_all<T>(result: Result<T, ModelError>, words: &[&str]) {
+    let error = result.err().map(|e| e.to_string());
+    let message = error.unwrap_or_else(|| panic!("expected an error that names {words:?}"));
     for word in words {
         assert!(message.contains(word), "`{word}` is not in: {message}");
     }

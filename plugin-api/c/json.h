@@ -3,8 +3,8 @@
  * index, and compared or converted on the spot. Nothing is allocated and nothing is written; text
  * that is not JSON is not found.
  */
-#ifndef C_SAMPLE_JSON_H
-#define C_SAMPLE_JSON_H
+#ifndef STRUCTURES_JSON_H
+#define STRUCTURES_JSON_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,0 +1,112 @@
+//! `footprint`: what an instance says it holds is what it holds, and releasing it gives it back.
+//!
+//! Measured where it can be: bytes of the process's heap before and after a bind at large sizes, and what the plugin
+//! leased from the host in a call. Memory that a plugin maps by itself is not seen, so saying more than is seen is a
+//! fault only within the heap's own figure.
+
+use structures_suite::cases::draft_of;
+use structures_suite::judge::{Judge, Made, Prepared};
+use structures_suite::SuiteError;
+
+use super::{call, large, poisoned, rooms, Bench, Verdict};
+use crate::code::Code;
+use crate::room::Lay;
+
+/// Width of the tensors.
+const WIDTH: u64 = 256;
+/// What an instance may hold beside what it says: its own struct, names, allocator rounding.
+const SPARE: u64 = 16 * 1024;
+/// Binds and releases that must leave nothing.
+const ROUNDS: u64 = 8;
+
+pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
+    let throwaway = bench.cx.throwaway;
+    if throwaway.heap_bytes().is_none() {
+        return Ok(Verdict::Skipped(
+            "the C library here does not count its heap".into(),
+        ));
+    }
+    let draft = draft_of(
+        bench.spec,
+        bench.form,
+        &large(bench.spec, bench.form, WIDTH),
+    )?;
+    let made = match &draft {
+        Some(draft) => {
+            Some(Judge::new(bench.spec, bench.form, draft).prepare(bench.cx.task.seed, false)?)
+        }
+        None => None,
+    };
+    match made {
+        Some(Made::Ready(case)) if bench.bind_as(case.request()).is_ok() => measured(bench, &case),
+        _ => measured(bench, bench.case),
+    }
+}
+
+fn measured(bench: &Bench<'_>, case: &Prepared<'_>) -> Result<Verdict, SuiteError> {
+    let heap = || bench.cx.throwaway.heap_bytes().unwrap_or(0);
+    let plugin = bench.cx.loaded.plugin();
+    let inputs = rooms(&case.inputs(), Lay::default());
+    let mut outputs = poisoned(case, Lay::default());
+    // The first time of everything makes what stays: threads, tables, pools.
+    for _ in 0..2 {
+        let Ok(bound) = bench.bind_as(case.request()) else {
+            return Ok(Verdict::Skipped("it does not bind".into()));
+        };
+        if call(&bound, &inputs, &mut outputs).is_err() {
+            return Ok(Verdict::Skipped("it does not run".into()));
+        }
+    }
+    bench.at("bind", None);
+    let before = heap();
+    let bound = match bench.bind_as(case.request()) {
+        Ok(bound) => bound,
+        Err(e) => return Ok(Code::Footprint.because(e.to_string())),
+    };
+    let held = heap().saturating_sub(before);
+    let facts = bound.facts();
+    let said = facts.packed_bytes + facts.scratch_bytes;
+    if held > said + said / 8 + SPARE {
+        return Ok(Code::Footprint.because(format!(
+            "it says {} bytes packed and {} of scratch, the heap grew by {held}",
+            facts.packed_bytes, facts.scratch_bytes
+        )));
+    }
+    if facts.packed_bytes > held + held / 8 + SPARE {
+        return Ok(Code::Footprint.because(format!(
+            "it says {} bytes packed, the heap grew by {held}",
+            facts.packed_bytes
+        )));
+    }
+    bench.at("call", None);
+    let leased = plugin.scratch_bytes();
+    let allowed = facts.scratch_bytes + facts.workspace_bytes;
+    if leased > allowed + allowed / 8 + SPARE {
+        return Ok(Code::Footprint.because(format!(
+            "it says {} bytes of scratch and {} of workspace, and has leased {leased} from the host",
+            facts.scratch_bytes, facts.workspace_bytes
+        )));
+    }
+    drop(bound);
+    bench.at("bind and release", None);
+    let before = heap();
+    for _ in 0..ROUNDS {
+        if let Ok(bound) = bench.bind_as(case.request()) {
+            if call(&bound, &inputs, &mut outputs).is_err() {
+                break;
+            }
+        }
+    }
+    let left = heap().saturating_sub(before);
+    // A leak of anything that grows with the weights, or of a block in each round.
+    let most = (said / 2).clamp(4 * 1024, ROUNDS * SPARE);
+    if left > most {
+        return Ok(Code::Leaked.because(format!(
+            "{left} bytes are left after {ROUNDS} times bind, call and release"
+        )));
+    }
+    Ok(Verdict::passed(format!(
+        "{} bytes packed, {} of scratch, {} of workspace; the heap grew by {held}",
+        facts.packed_bytes, facts.scratch_bytes, facts.workspace_bytes
+    )))
+}

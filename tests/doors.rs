@@ -1,0 +1,304 @@
+//! The library's doors on the demo model: one structure at one place, everything without a gate, everything with one.
+
+#![allow(clippy::unwrap_used)] // a test that panics has failed
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use structures::attach::{attach, auto_swaps, Options, DEFAULT_FLOOR};
+use structures::choose::Pin;
+use structures::error::Error;
+use structures::gates::{Floors, Schedule};
+use structures::host::{Host, HostOptions, Loaded};
+use structures::progress::Silent;
+use structures::samples::{Sample, Samples};
+use structures::seat::OnGuardFail;
+use structures::workload::{Runner, Workload};
+use structures_fixture_plugin::{fixture_copy, Fault};
+use structures_graph::ValueId;
+use structures_tests::{build_dir, demo};
+
+/// Plugins are chosen by an explicit directory, and every test of this process shares one environment.
+fn environment() {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| {
+        std::env::set_var("STRUCTURES_SCANNER", build_dir().join("structures"));
+        std::env::set_var("STRUCTURES_CACHE_DIR", build_dir().join("test-cache"));
+        std::env::set_var("STRUCTURES_PLUGIN_PATH", "");
+    });
+}
+
+fn host(dir: &Path) -> Host {
+    environment();
+    Host::open(&HostOptions {
+        plugins: vec![dir.to_path_buf()],
+        ..HostOptions::default()
+    })
+    .unwrap()
+}
+
+fn with(fault: Fault) -> (tempfile::TempDir, Host) {
+    let dir = tempfile::tempdir().unwrap();
+    fixture_copy(dir.path(), fault, "fixture");
+    let host = host(dir.path());
+    (dir, host)
+}
+
+fn model() -> Loaded {
+    Loaded::open(&demo()).unwrap()
+}
+
+fn samples(n: u32) -> Samples {
+    let sample = |i: u32| Sample {
+        tokens: (0..24).map(|t| (t * 37 + i * 11) % 250 + 1).collect(),
+        origin: format!("made#{i}"),
+    };
+    Samples::new("made", (0..n).map(sample).collect()).unwrap()
+}
+
+fn options(scheme: &str) -> Options {
+    Options {
+        scheme: scheme.into(),
+        workload: Some(Workload::Prefill),
+        percentile: 99.9,
+        structures: Vec::new(),
+        floors: Floors::default(),
+        min_speedup: 0.0,
+        schedule: Schedule::new(1, 1).unwrap(),
+        on_guard_fail: OnGuardFail::Fallback,
+        pins: Vec::new(),
+        all_positions: false,
+    }
+}
+
+fn logits(model: &Loaded, plan: &structures_graph::session::Plan) -> Vec<u32> {
+    let runner = Runner::new(model.session(), 8);
+    let mut state = runner.state();
+    let out = runner
+        .step(plan, &[5, 9, 2, 7], 0, &mut state, None)
+        .unwrap();
+    let data = out.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    data.into_iter().map(f32::to_bits).collect()
+}
+
+const MLP: &str = "model.layers.0.mlp";
+
+#[test]
+fn b_170_a_region_gives_a_handle_and_a_pipeline_says_what_it_is() {
+    let (_dir, host) = with(Fault::None);
+    assert_eq!(host.get("qkv_pack").unwrap().spec.name, "qkv_pack");
+    let pipelines: Vec<String> = host
+        .catalog
+        .newest()
+        .iter()
+        .filter(|s| s.kind == structures_catalog::Kind::StagePipeline)
+        .map(|s| s.name.clone())
+        .collect();
+    assert!(!pipelines.is_empty());
+    for name in pipelines {
+        let error = host.get(&name).map(|_| ()).unwrap_err();
+        assert_eq!(error.code(), "pipeline_not_bindable");
+        assert!(error.to_string().contains("capture"), "{error}");
+    }
+    assert_eq!(
+        host.get("decoder_fnn").map(|_| ()).unwrap_err().code(),
+        "entry_unknown"
+    );
+}
+
+#[test]
+fn b_171_b_174_any_region_binds_at_its_place_and_is_certified() {
+    let (_dir, host) = with(Fault::None);
+    let model = model();
+    for (structure, path) in [
+        ("decoder_ffn", MLP),
+        ("qkv_pack", "model.layers.1.self_attn"),
+        ("linear_proj", "model.layers.0.self_attn.o_proj"),
+    ] {
+        let handle = host.get(structure).unwrap();
+        let bound = handle
+            .bind(
+                &model,
+                path,
+                &samples(3),
+                &options("none"),
+                DEFAULT_FLOOR,
+                &Silent,
+            )
+            .unwrap_or_else(|e| panic!("{structure}: {e}"));
+        assert!(bound.worst_cosine > 0.99999, "{}", bound.worst_cosine);
+        assert_eq!((bound.form.as_str(), bound.samples), ("fixture:plain", 3));
+        assert_eq!(bound.structure, structure);
+        assert_eq!(bound.rows, [24]);
+        assert!(!bound.dims.is_empty() && !bound.boundary.is_empty());
+        assert_eq!(bound.seat.ledger.counts().fallbacks, 0);
+        // It runs, and leaving it out is the host again.
+        let before = logits(&model, &model.session().host_plan());
+        let served = bound.seat.ledger.counts().form_calls;
+        logits(&model, &bound.plan(&model).unwrap());
+        assert_eq!(bound.seat.ledger.counts().form_calls, served + 1);
+        assert_eq!(logits(&model, &model.session().host_plan()), before);
+    }
+}
+
+#[test]
+fn b_172_no_sample_is_invalid() {
+    let error = Samples::new("none", Vec::new()).unwrap_err();
+    assert_eq!(error.code(), "no_samples");
+}
+
+#[test]
+fn b_173_below_the_floor_is_refused_with_the_numbers_and_zero_skips() {
+    let (_dir, host) = with(Fault::None);
+    let model = model();
+    let handle = host.get("decoder_ffn").unwrap();
+    let bind = |floor| {
+        handle.bind(
+            &model,
+            MLP,
+            &samples(3),
+            &options("w8a8_or_none"),
+            floor,
+            &Silent,
+        )
+    };
+    assert_eq!(bind(0.5).map(|_| ()).unwrap_err().code(), "scheme_unknown");
+
+    let decode = Options {
+        workload: Some(Workload::Decode),
+        ..options("w8a16_decode")
+    };
+    let bind = |floor| handle.bind(&model, MLP, &samples(3), &decode, floor, &Silent);
+    let error = bind(1.1).map(|_| ()).unwrap_err();
+    assert_eq!(error.code(), "explicit_parity");
+    let text = error.to_string();
+    for fact in ["0.99", "1.1", "3 samples", "span `", MLP, "fixture:int8"] {
+        assert!(text.contains(fact), "{text}");
+    }
+    assert!(error.is_refusal());
+    assert_eq!(bind(0.0).unwrap().floor, 0.0);
+}
+
+#[test]
+fn b_175_what_cannot_be_bound_is_said_with_every_reason() {
+    let (_dir, host) = with(Fault::Scaled);
+    let model = model();
+    let handle = host.get("decoder_ffn").unwrap();
+    let at = |path: &str, options: &Options| {
+        handle
+            .bind(&model, path, &samples(3), options, DEFAULT_FLOOR, &Silent)
+            .map(|_| ())
+            .unwrap_err()
+    };
+    let wrong = at(MLP, &options("none"));
+    assert_eq!(wrong.code(), "bind_parity");
+    assert!(wrong.to_string().contains("fixture:plain"), "{wrong}");
+    let nowhere = at("model.layers.7.mlp", &options("none"));
+    assert_eq!(nowhere.code(), "seam_unknown");
+    assert!(nowhere.to_string().contains(MLP), "{nowhere}");
+    let mut pinned = options("none");
+    pinned.pins = vec![Pin::parse("decoder_ffn=fixture:int8").unwrap()];
+    assert_eq!(at(MLP, &pinned).code(), "format_no_variant");
+}
+
+#[test]
+fn b_178_auto_swaps_builds_without_judging_and_the_ledger_tells() {
+    let (_dir, host) = with(Fault::None);
+    let model = model();
+    let swaps = auto_swaps(
+        &host,
+        &model,
+        &samples(3),
+        &options("w8a16_decode"),
+        &Silent,
+    )
+    .unwrap();
+    assert!(!swaps.seats.is_empty());
+    let ran: u64 = swaps
+        .seats
+        .iter()
+        .map(|s| s.ledger.counts().form_calls)
+        .sum();
+    assert_eq!(ran, 0, "nothing was judged");
+    logits(&model, &swaps.plan);
+    assert!(swaps
+        .seats
+        .iter()
+        .all(|s| s.ledger.counts().form_calls == 1));
+}
+
+#[test]
+fn b_186_b_194_nothing_to_attach_leaves_the_host_as_it_is() {
+    environment();
+    let empty = tempfile::tempdir().unwrap();
+    let host = host(empty.path());
+    let model = model();
+    let before = logits(&model, &model.session().host_plan());
+    let done = attach(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+    assert!(done.seats.is_empty() && done.receipt.units.is_empty());
+    assert!(done.receipt.union.is_none());
+    assert_eq!(logits(&model, &done.plan), before);
+}
+
+#[test]
+fn b_193_b_197_what_is_attached_runs_and_detaching_is_exact_and_idempotent() {
+    let (_dir, host) = with(Fault::None);
+    let model = model();
+    let before = logits(&model, &model.session().host_plan());
+    let done = attach(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+    assert!(!done.seats.is_empty(), "{:?}", done.receipt.units);
+    let ran = |seats: &[std::sync::Arc<structures::seat::Seat>]| -> u64 {
+        seats.iter().map(|s| s.ledger.counts().form_calls).sum()
+    };
+    let served = ran(&done.seats);
+    logits(&model, &done.plan);
+    assert_eq!(ran(&done.seats), served + done.seats.len() as u64);
+    let seats = done.seats.clone();
+    let active = done.receipt.seams_active.len();
+    assert_eq!(active, seats.len());
+    done.detach();
+    for _ in 0..2 {
+        assert_eq!(logits(&model, &model.session().host_plan()), before);
+    }
+    assert_eq!(
+        ran(&seats),
+        served + active as u64,
+        "nothing ran after detaching"
+    );
+}
+
+#[test]
+fn b_284_weights_are_the_hosts_own_while_attached() {
+    let (_dir, host) = with(Fault::None);
+    let model = model();
+    let digest = |model: &Loaded| -> Vec<(String, u64)> {
+        let session = model.session();
+        let graph = session.graph();
+        let mut sums: Vec<(String, u64)> = (0..graph.values.len())
+            .filter_map(|v| graph.param(ValueId(v)))
+            .map(|(p, _)| {
+                let data = session.param(p).unwrap().flatten_all().unwrap();
+                let bits = data.to_vec1::<f32>().unwrap();
+                let sum = bits.iter().fold(0u64, |h, v| {
+                    h.wrapping_mul(31).wrapping_add(u64::from(v.to_bits()))
+                });
+                (p.to_string(), sum)
+            })
+            .collect();
+        sums.sort();
+        sums
+    };
+    let before = digest(&model);
+    assert!(!before.is_empty());
+    let done = attach(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+    logits(&model, &done.plan);
+    assert_eq!(digest(&model), before, "attached");
+    done.detach();
+    assert_eq!(digest(&model), before, "detached");
+}
+
+#[test]
+fn b_170_errors_are_typed() {
+    let (_dir, host) = with(Fault::None);
+    assert!(matches!(host.get("").map(|_| ()), Err(Error::Catalog(_))));
+}
