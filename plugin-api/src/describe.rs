@@ -151,6 +151,24 @@ pub struct Band {
     /// Product of rows and the named symbols, `[lo, hi]`, inclusive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<WorkBand>,
+    /// Alternatives, one of which must hold beside the rest: for a form whose rows depend on its
+    /// sizes. Empty means none are asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub any: Vec<BandCase>,
+}
+
+/// One alternative of a band.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BandCase {
+    /// Rows `[lo, hi]`, inclusive; absent means any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<[u64; 2]>,
+    /// As in [`Band::dims`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub dims: BTreeMap<String, DimBand>,
+    /// As in [`Band::work`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<WorkBand>,
 }
 
 /// Limits of one dim.
@@ -376,6 +394,9 @@ impl FormDecl {
                 return Err(Failure::refused("envelope", text));
             }
         }
+        if let Err(text) = self.band.any_holds(&shapes.rows, &shapes.dims) {
+            return Err(Failure::refused("form_band", text));
+        }
         if let Some([low, high]) = self.band.rows {
             let inside = |rows: &u64| (low..=high).contains(rows);
             if !shapes.rows.is_empty() && !shapes.rows.iter().any(inside) {
@@ -384,6 +405,147 @@ impl FormDecl {
             }
         }
         Ok(())
+    }
+}
+
+impl Band {
+    /// Whether an alternative holds for these dims and, where rows are given, at least one of them;
+    /// else what was asked for and what there is.
+    pub fn any_holds(&self, rows: &[u64], dims: &BTreeMap<String, u64>) -> Result<(), String> {
+        let served = |case: &BandCase| {
+            let at = |rows: u64| {
+                case.rows_at(dims)
+                    .is_some_and(|[lo, hi]| (lo..=hi).contains(&rows))
+            };
+            match rows {
+                [] => case.rows_at(dims).is_some(),
+                _ => rows.iter().any(|rows| at(*rows)),
+            }
+        };
+        if self.any.is_empty() || self.any.iter().any(served) {
+            return Ok(());
+        }
+        let cases: Vec<String> = self.any.iter().map(ToString::to_string).collect();
+        Err(format!(
+            "rows {rows:?} at {dims:?}, the form serves {}",
+            cases.join(" or ")
+        ))
+    }
+
+    /// Rows served at these dims, `[lo, hi]`; `None` when none are, all of `u64` when any are. Of
+    /// alternatives that do not touch, the lowest.
+    pub fn rows_at(&self, dims: &BTreeMap<String, u64>) -> Option<[u64; 2]> {
+        let whole = BandCase {
+            rows: self.rows,
+            dims: self.dims.clone(),
+            work: self.work.clone(),
+        };
+        let whole = whole.rows_at(dims)?;
+        if self.any.is_empty() {
+            return Some(whole);
+        }
+        let mut cases: Vec<[u64; 2]> = self
+            .any
+            .iter()
+            .filter_map(|case| case.rows_at(dims))
+            .collect();
+        cases.sort_unstable();
+        let mut cases = cases.into_iter();
+        let mut hull = cases.next()?;
+        for [lo, hi] in cases {
+            if lo <= hull[1].saturating_add(1) {
+                hull[1] = hull[1].max(hi);
+            }
+        }
+        let both = [whole[0].max(hull[0]), whole[1].min(hull[1])];
+        (both[0] <= both[1]).then_some(both)
+    }
+}
+
+impl BandCase {
+    /// Rows this alternative serves at these dims.
+    pub fn rows_at(&self, dims: &BTreeMap<String, u64>) -> Option<[u64; 2]> {
+        let holds = |(symbol, band): (&String, &DimBand)| {
+            dims.get(symbol).is_some_and(|size| band.contains(*size))
+        };
+        if !self.dims.iter().all(holds) {
+            return None;
+        }
+        let [mut lo, mut hi] = self.rows.unwrap_or([0, u64::MAX]);
+        if let Some(work) = &self.work {
+            let one = work.size(1, dims)?;
+            if one <= 0.0 {
+                return None;
+            }
+            // The saturating casts keep an open edge open.
+            lo = lo.max((work.min / one).ceil() as u64);
+            hi = hi.min((work.max / one).floor() as u64);
+        }
+        (lo <= hi).then_some([lo, hi])
+    }
+}
+
+impl std::fmt::Display for BandCase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut parts = Vec::new();
+        if let Some([lo, hi]) = self.rows {
+            parts.push(format!("rows {lo}..={hi}"));
+        }
+        for (symbol, band) in &self.dims {
+            parts.push(match (band.min, band.max) {
+                (min, u64::MAX) => format!("{symbol} from {min}"),
+                (1, max) => format!("{symbol} to {max}"),
+                (min, max) => format!("{symbol} {min}..={max}"),
+            });
+        }
+        parts.extend(self.work.as_ref().map(ToString::to_string));
+        match parts.is_empty() {
+            true => write!(f, "anything"),
+            false => write!(f, "{}", parts.join(", ")),
+        }
+    }
+}
+
+impl WorkBand {
+    /// Rows times the symbols' sizes; `None` for a symbol that has none.
+    pub fn size(&self, rows: u64, dims: &BTreeMap<String, u64>) -> Option<f64> {
+        let sizes = self
+            .symbols
+            .iter()
+            .map(|s| dims.get(s).map(|size| *size as f64));
+        let product: Option<f64> = sizes.product();
+        Some(product? * rows as f64)
+    }
+
+    /// Whether that much work at these rows and dims is inside; else the sizes, the work and the
+    /// edge that it misses. An edge is the form's: another form of the same structure has its own.
+    pub fn admits(&self, rows: u64, dims: &BTreeMap<String, u64>) -> Result<(), String> {
+        let sizes: Vec<String> = self
+            .symbols
+            .iter()
+            .map(|s| {
+                dims.get(s)
+                    .map_or(format!("{s} unknown"), |n| format!("{s} {n}"))
+            })
+            .collect();
+        let what = format!("{rows} rows x {}", sizes.join(" x "));
+        let (edge, limit) = match self.size(rows, dims) {
+            None => return Err(format!("{what} has no size")),
+            Some(size) if size < self.min => ("lower", self.min),
+            Some(size) if size > self.max => ("upper", self.max),
+            Some(_) => return Ok(()),
+        };
+        let size = self.size(rows, dims).unwrap_or(0.0);
+        Err(format!(
+            "{what} is {size:.3e}, beyond this form's {edge} edge of {limit:.3e}; other forms have bands of their own"
+        ))
+    }
+}
+
+impl std::fmt::Display for WorkBand {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let symbols = self.symbols.join(" x ");
+        write!(f, "rows x {symbols} in {:.3e}..={:.3e}", self.min, self.max)
     }
 }
 
@@ -441,5 +603,240 @@ mod tests {
             decl.admits(&shapes(&[5, 64])).expect_err("outside").code,
             "form_band"
         );
+    }
+
+    fn dims(list: &[(&str, u64)]) -> BTreeMap<String, u64> {
+        list.iter().map(|(s, n)| ((*s).to_string(), *n)).collect()
+    }
+
+    fn from(min: u64) -> DimBand {
+        DimBand {
+            min,
+            max: u64::MAX,
+            multiple_of: 1,
+        }
+    }
+
+    fn to(max: u64) -> DimBand {
+        DimBand {
+            min: 1,
+            max,
+            multiple_of: 1,
+        }
+    }
+
+    fn case(rows: [u64; 2], dims: &[(&str, DimBand)], work: Option<WorkBand>) -> BandCase {
+        BandCase {
+            rows: Some(rows),
+            dims: dims
+                .iter()
+                .map(|(s, b)| ((*s).to_string(), b.clone()))
+                .collect(),
+            work,
+        }
+    }
+
+    /// As a form with rows by sizes would declare it: few rows anywhere, more where there are enough
+    /// output channels.
+    #[test]
+    fn b_463_rows_that_depend_on_sizes_are_declared_data() {
+        let mut decl = FormDecl::new("scale_rows", "w8", "w8a16_static");
+        decl.band.any = vec![
+            case([1, 4], &[("K", to(1024))], None),
+            case([1, 4], &[("K", to(4096)), ("N", from(1024))], None),
+            case([1, 2], &[("N", from(1024))], None),
+            case([3, 4], &[("N", from(2048))], None),
+        ];
+        decl.band.dims.insert(
+            "K".into(),
+            DimBand {
+                min: 512,
+                max: 16384,
+                multiple_of: 32,
+            },
+        );
+        decl.band.dims.insert(
+            "N".into(),
+            DimBand {
+                min: 128,
+                max: 262_144,
+                multiple_of: 1,
+            },
+        );
+        let shapes = |rows: u64, n: u64, k: u64| ProbeShapes {
+            rows: vec![rows],
+            dims: dims(&[("N", n), ("K", k)]),
+            ..ProbeShapes::default()
+        };
+        for (rows, n, k) in [
+            (1, 512, 1024),
+            (4, 128, 1024),
+            (1, 1024, 4096),
+            (2, 1024, 8192),
+            (3, 2048, 8192),
+        ] {
+            assert!(
+                decl.admits(&shapes(rows, n, k)).is_ok(),
+                "({rows}, {n}, {k})"
+            );
+        }
+        for (rows, n, k) in [
+            (1, 960, 4096),
+            (3, 1024, 8192),
+            (5, 2048, 1024),
+            (0, 2048, 1024),
+        ] {
+            let refused = decl.admits(&shapes(rows, n, k)).expect_err("outside");
+            assert_eq!(refused.code, "form_band", "({rows}, {n}, {k})");
+        }
+        // Sizes outside the envelope are named as such.
+        for (n, k, symbol) in [(1024, 96, "K"), (64, 1024, "N"), (1024, 1040, "K")] {
+            let refused = decl.admits(&shapes(1, n, k)).expect_err("outside");
+            assert_eq!(refused.code, "envelope");
+            assert!(refused.message.starts_with(symbol), "{}", refused.message);
+        }
+        // What a call may have, once the sizes are known.
+        let at = |n: u64, k: u64| decl.band.rows_at(&dims(&[("N", n), ("K", k)]));
+        assert_eq!(at(128, 1024), Some([1, 4]));
+        assert_eq!(at(1024, 8192), Some([1, 2]));
+        assert_eq!(
+            at(2048, 8192),
+            Some([1, 4]),
+            "touching alternatives are one range"
+        );
+        assert_eq!(at(960, 4096), None);
+    }
+
+    #[test]
+    fn b_464_a_floor_of_weight_elements_by_rows_is_declared_data() {
+        let floor = |rows: u64, elements: u64| {
+            // Three matrices of D x F, so a third of the elements each; work counts the rows too.
+            let work = WorkBand {
+                symbols: vec!["D".into(), "F".into()],
+                min: (rows * elements) as f64 / 3.0,
+                max: f64::INFINITY,
+            };
+            case([rows, rows], &[], Some(work))
+        };
+        const MI: u64 = 1 << 20;
+        let mut decl = FormDecl::new("scale_rows", "w4", "w4a16_static");
+        decl.band.any = vec![floor(1, 12 * MI), floor(2, 32 * MI), floor(3, 64 * MI)];
+        let admits = |rows: u64, elements: u64| {
+            decl.admits(&ProbeShapes {
+                rows: vec![rows],
+                dims: dims(&[("D", 1), ("F", elements)]),
+                ..ProbeShapes::default()
+            })
+            .is_ok()
+        };
+        assert!(admits(1, 4 * MI) && !admits(1, 4 * MI - 1));
+        assert!(admits(2, 32 * MI / 3 + 1) && !admits(2, 32 * MI / 3));
+        assert!(admits(3, 64 * MI / 3 + 1) && !admits(3, 64 * MI / 3));
+        assert!(!admits(4, 1 << 40));
+    }
+
+    #[test]
+    fn b_460_work_outside_a_band_is_told_with_sizes_and_edge() {
+        let work = WorkBand {
+            symbols: vec!["N".into(), "K".into()],
+            min: 2e7,
+            max: 1e9,
+        };
+        let sizes = dims(&[("N", 1024), ("K", 512)]);
+        assert!(work.admits(64, &sizes).is_ok());
+        let below = work.admits(1, &sizes).expect_err("too little");
+        for fact in [
+            "1 rows",
+            "N 1024",
+            "K 512",
+            "lower edge",
+            "2.000e7",
+            "other forms",
+        ] {
+            assert!(below.contains(fact), "{below}");
+        }
+        let above = work.admits(1 << 20, &sizes).expect_err("too much");
+        assert!(above.contains("upper edge"), "{above}");
+        assert!(work
+            .admits(1, &dims(&[("N", 4)]))
+            .expect_err("no K")
+            .contains("K unknown"));
+        // On the edges themselves it is inside.
+        let edge = WorkBand {
+            symbols: vec!["N".into()],
+            min: 10.0,
+            max: 20.0,
+        };
+        assert!(
+            edge.admits(1, &dims(&[("N", 10)])).is_ok()
+                && edge.admits(2, &dims(&[("N", 10)])).is_ok()
+        );
+    }
+
+    /// Three forms of one format, as their author declares them: which one serves follows from parts
+    /// and size, and an upper edge hands over to the next form.
+    #[test]
+    fn b_461_a_form_is_chosen_by_parts_and_size() {
+        let form = |name: &str, axes: &[(&str, &[&str])], work: Option<(f64, f64)>, priority| {
+            let mut decl = FormDecl::new("scale_rows", name, "fp8_static");
+            for (axis, values) in axes {
+                let values = values.iter().map(|v| (*v).to_string()).collect();
+                decl.variants.insert((*axis).into(), values);
+            }
+            decl.band.work = work.map(|(min, max)| WorkBand {
+                symbols: vec!["N".into(), "K".into()],
+                min,
+                max,
+            });
+            decl.priority = priority;
+            decl
+        };
+        let mut forms = [
+            form(
+                "bias",
+                &[("in_dtype", &["bf16"])],
+                Some((2e8, f64::INFINITY)),
+                1,
+            ),
+            form("fp8_in", &[("in_dtype", &["fp8_static"])], None, 3),
+            form(
+                "no_bias",
+                &[("in_dtype", &["bf16"]), ("bias", &["none"])],
+                Some((2e7, 1e9)),
+                2,
+            ),
+        ];
+        forms.sort_by_key(|f| std::cmp::Reverse(f.priority));
+        let chosen = |rows: u64, bias: &str, in_dtype: &str| {
+            let shapes = ProbeShapes {
+                rows: vec![rows],
+                dims: dims(&[("N", 1024), ("K", 1024)]),
+                variant: [("bias", bias), ("in_dtype", in_dtype)]
+                    .map(|(a, v)| (a.to_string(), v.to_string()))
+                    .into(),
+                ..ProbeShapes::default()
+            };
+            let serves = |f: &&FormDecl| {
+                let work = f.band.work.as_ref();
+                f.admits(&shapes).is_ok()
+                    && work.is_none_or(|w| w.admits(rows, &shapes.dims).is_ok())
+            };
+            forms.iter().find(serves).map(|f| f.name.as_str())
+        };
+        assert_eq!(
+            chosen(1, "none", "fp8_static"),
+            Some("fp8_in"),
+            "at any size"
+        );
+        assert_eq!(chosen(64, "none", "bf16"), Some("no_bias"));
+        assert_eq!(chosen(953, "none", "bf16"), Some("no_bias"));
+        assert_eq!(
+            chosen(954, "none", "bf16"),
+            Some("bias"),
+            "beyond 1e9 of work"
+        );
+        assert_eq!(chosen(400, "add", "bf16"), Some("bias"));
+        assert_eq!(chosen(64, "add", "bf16"), None, "below its floor");
+        assert_eq!(chosen(16, "none", "bf16"), None);
     }
 }

@@ -379,6 +379,9 @@ pub struct CalibrateArgs {
     /// Scheme whose statistics are measured.
     #[arg(long, default_value = "fp8_static")]
     pub scheme: String,
+    /// Measure again, even where a stored calibration of the same model, samples and scheme exists.
+    #[arg(long)]
+    pub recompute: bool,
     /// Where the precision spec goes.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,

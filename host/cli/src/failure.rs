@@ -129,12 +129,14 @@ const REFUSED: &[&str] = &[
     "binding_unknown",
     "no_standalone_reference",
     "statistic_unmeasurable",
+    "scheme_unsupported",
     "winner_undeclared",
 ];
 
 /// Code -> what to do, beside what the message says itself.
 const HELP: &[(&str, &str)] = &[
     ("scheme_unknown", "choose one of the registered schemes, or leave --scheme out for `auto`"),
+    ("scheme_unsupported", "choose another scheme; the message says what this host does not do"),
     ("scheme_invalid", "this is a fault of the scheme, not of the model: choose another one"),
     ("percentile_range", "give a percentile between 0 and 100; 99.9 is the default"),
     ("floor_invalid", "write --floor METRIC=NUMBER, for example --floor top1_agreement=0.9"),

@@ -154,6 +154,16 @@ pub fn auto_swaps(
     })
 }
 
+/// What `calibrate` found.
+pub struct Measured {
+    /// Reduced statistics.
+    pub calibration: Calibration,
+    /// The scheme that asked for them.
+    pub selected: Selected,
+    /// Points under a static scale -> the dtype that the forms the scheme routes to round to there.
+    pub dtypes: BTreeMap<String, String>,
+}
+
 /// Measures what a scheme asks for and nothing more.
 pub fn calibrate(
     host: &Host,
@@ -161,9 +171,13 @@ pub fn calibrate(
     samples: &Samples,
     options: &Options,
     progress: &dyn Progress,
-) -> Result<(Calibration, Selected), Error> {
+) -> Result<Measured, Error> {
     let prepared = Prepared::new(host, model, samples, options, progress)?;
-    Ok((prepared.calibration, prepared.selected))
+    Ok(Measured {
+        dtypes: prepared.scale_dtypes(),
+        calibration: prepared.calibration,
+        selected: prepared.selected,
+    })
 }
 
 /// One settlement of ownership.
@@ -357,6 +371,38 @@ impl<'a> Prepared<'a> {
         if !self.refused.iter().any(same) {
             self.refused.push(note);
         }
+    }
+
+    /// FP8 where no loaded plugin has a form to ask.
+    fn scale_dtypes(&self) -> BTreeMap<String, String> {
+        let mut found = BTreeMap::new();
+        for (site, decision) in self.survey.sites.iter().zip(&self.decisions) {
+            let Decision::Route { format, .. } = decision else {
+                continue;
+            };
+            let forms = self.host.forms();
+            let mut routed = forms
+                .iter()
+                .map(|c| c.form)
+                .filter(|f| f.structure == site.spec.name && f.format == *format)
+                .peekable();
+            if routed.peek().is_none() {
+                let keys = site.spec.points.iter().map(|point| site.point_key(point));
+                found.extend(keys.map(|key| (key, precision::FP8.to_string())));
+                continue;
+            }
+            for form in routed {
+                let Some(dtype) = precision::activation_dtype(&form.activation_format) else {
+                    continue;
+                };
+                let fixed = form.statistics.iter().filter(|s| s.granularity == "tensor");
+                for s in fixed.filter(|s| s.statistic == "amax") {
+                    let key = site.point_key(&s.point);
+                    found.entry(key).or_insert_with(|| dtype.to_string());
+                }
+            }
+        }
+        found
     }
 
     /// Sites the scheme did not keep on the host.
@@ -988,13 +1034,7 @@ fn not_json(e: serde_json::Error) -> Error {
 
 /// A calibration in which nothing was measured.
 pub(crate) fn nothing(note: stats::CalibrationNote) -> Calibration {
-    Calibration {
-        amax: BTreeMap::new(),
-        channel_amax: BTreeMap::new(),
-        second_moment: BTreeMap::new(),
-        observations: BTreeMap::new(),
-        note,
-    }
+    Calibration::nothing(note)
 }
 
 /// The scales bound forms really execute, with the dtype of each form.
@@ -1004,10 +1044,8 @@ fn executed(active: &[Bound], note: &stats::CalibrationNote) -> Result<Precision
         ..PrecisionSpec::default()
     };
     for bound in active {
-        let dtype = match bound.note.activation_format.as_str() {
-            "e4m3" => precision::FP8,
-            "int8" => precision::INT8,
-            _ => continue,
+        let Some(dtype) = precision::activation_dtype(&bound.note.activation_format) else {
+            continue;
         };
         for (name, values) in &bound.note.statistics {
             let (Some(point), [amax]) = (name.strip_suffix("|amax|tensor"), values.as_slice())
@@ -1022,19 +1060,21 @@ fn executed(active: &[Bound], note: &stats::CalibrationNote) -> Result<Precision
     Ok(spec)
 }
 
-/// Every measured scale as a precision spec in FP8, for `calibrate`.
-pub fn precision_spec(calibration: &Calibration) -> Result<PrecisionSpec, Error> {
+/// The measured scales as a precision spec, in the dtype that is executed at each point.
+pub fn precision_spec(
+    calibration: &Calibration,
+    dtypes: &BTreeMap<String, String>,
+) -> Result<PrecisionSpec, Error> {
     let note = &calibration.note;
-    let mut spec = PrecisionSpec {
-        source: note.source.clone(),
-        ..PrecisionSpec::default()
-    };
-    for (key, amax) in &calibration.amax {
-        let descriptor =
-            Descriptor::calibrated(precision::FP8, *amax, note.samples, note.percentile)?;
-        spec.activations.insert(key.clone(), descriptor);
-    }
-    Ok(spec)
+    Ok(PrecisionSpec::calibrated(
+        &note.source,
+        calibration
+            .amax
+            .iter()
+            .filter_map(|(key, amax)| Some((key, dtypes.get(key)?, *amax))),
+        note.samples,
+        note.percentile,
+    )?)
 }
 
 fn scheme_seam(host: &Host, site: &Site<'_>) -> schemes::Seam {

@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::receipt::{RefusalNote, SeatNote};
 use crate::seat::{Admission, CallFailure, Executable, OnGuardFail, Seat};
 use crate::sites::Site;
-use crate::stats::{Calibration, Statistic};
+use crate::stats::{Calibration, Content, Statistic};
 use crate::trial::{NamedWeight, Trial};
 
 /// A form in a seat, ready to be put in a plan.
@@ -91,10 +91,16 @@ impl Bench<'_> {
             })
         };
         let observed = rows.iter().copied().max().unwrap_or(1);
-        let capacity = form
-            .band
-            .rows
-            .map_or(observed, |[_, hi]| hi.min(observed.max(hi)));
+        let dims: BTreeMap<String, u64> = span.dims.iter().map(|(k, v)| (k.clone(), *v)).collect();
+        // Alternatives of a band settle once the sizes are known; without any the declared rows hold.
+        let band = match form.band.any.is_empty() {
+            true => form.band.rows,
+            false => form.band.rows_at(&dims),
+        };
+        let capacity = band.map_or(observed, |[_, hi]| match hi {
+            u64::MAX => observed,
+            hi => hi.min(observed.max(hi)),
+        });
         let variant = variant_of(site, span_index);
         let shapes = ProbeShapes {
             structure: site.spec.name.clone(),
@@ -194,7 +200,7 @@ impl Bench<'_> {
                 width,
                 row_capacity: capacity as usize,
                 rows_exact: None,
-                band: form.band.rows.map(|[lo, hi]| (lo as usize, hi as usize)),
+                band: band.map(|[lo, hi]| (lo as usize, hi as usize)),
                 concurrent: form.concurrent,
             },
             self.on_guard_fail,
@@ -251,6 +257,9 @@ impl Bench<'_> {
                     .get(&key)
                     .map(|v| v.iter().map(|x| *x as f32).collect()),
                 Some(Statistic::None) => continue,
+                None if s.statistic == "content" => {
+                    self.calibration.contents.get(&key).map(Content::values)
+                }
                 None => None,
             };
             match values {

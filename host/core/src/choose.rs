@@ -203,23 +203,18 @@ pub fn qualify(
             );
         }
     }
+    let dims: BTreeMap<String, u64> = site.spans[span]
+        .dims
+        .iter()
+        .map(|(symbol, size)| (symbol.clone(), *size))
+        .collect();
+    if let Err(reason) = form.band.any_holds(rows, &dims) {
+        return refuse("form_band", reason);
+    }
     if let Some(work) = &form.band.work {
-        let median = rows.get(rows.len() / 2).copied().unwrap_or(1) as f64;
-        let dims = &site.spans[span].dims;
-        let size = work
-            .symbols
-            .iter()
-            .map(|s| dims.get(s).copied().unwrap_or(0) as f64)
-            .product::<f64>()
-            * median;
-        if size < work.min || size > work.max {
-            return refuse(
-                "form_band",
-                format!(
-                    "{median} rows x {:?} is {size:.3e}, the form serves {:.3e}..={:.3e}",
-                    work.symbols, work.min, work.max
-                ),
-            );
+        let median = rows.get(rows.len() / 2).copied().unwrap_or(1);
+        if let Err(reason) = work.admits(median, &dims) {
+            return refuse("form_band", format!("form {}: {reason}", form.name));
         }
     }
     Ok(span)

@@ -123,6 +123,16 @@ pub const FP8: &str = "fp8_e4m3";
 /// Name of int8.
 pub const INT8: &str = "int8";
 
+/// The dtype of a static activation scale, by the name of the format a form rounds through; `None` for a format that
+/// has no static scale.
+pub fn activation_dtype(format: &str) -> Option<&'static str> {
+    match format {
+        "e4m3" => Some(FP8),
+        "int8" => Some(INT8),
+        _ => None,
+    }
+}
+
 /// All descriptors of an attachment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -297,6 +307,27 @@ impl PrecisionSpec {
         Ok(())
     }
 
+    /// One activation descriptor for every reduced point, keyed `path|point`: key, dtype and amax of each.
+    ///
+    /// # Errors
+    /// A dtype without a scale rule, or an amax that is not finite.
+    pub fn calibrated<'p>(
+        source: &str,
+        points: impl IntoIterator<Item = (&'p String, &'p String, f32)>,
+        samples: usize,
+        percentile: f64,
+    ) -> Result<Self, PrecisionError> {
+        let one = |(key, dtype, amax): (&String, &String, f32)| {
+            let descriptor = Descriptor::calibrated(dtype, amax, samples, percentile)?;
+            Ok((key.clone(), descriptor))
+        };
+        Ok(PrecisionSpec {
+            source: source.to_string(),
+            activations: points.into_iter().map(one).collect::<Result<_, _>>()?,
+            ..PrecisionSpec::default()
+        })
+    }
+
     fn all(&self) -> impl Iterator<Item = (String, &Descriptor)> {
         let buckets = [
             ("encoder", &self.encoder),
@@ -354,7 +385,38 @@ mod tests {
     }
 
     #[test]
-    fn arrays_and_methods_round_trip() {
+    fn b_083_one_descriptor_a_point_and_a_percentile_only_where_there_was_one() {
+        let points = [
+            ("a|x".to_string(), FP8.to_string(), 448.0),
+            ("b|y".to_string(), INT8.to_string(), 12.7),
+        ];
+        let of = |samples| {
+            let points = points.iter().map(|(key, dtype, amax)| (key, dtype, *amax));
+            PrecisionSpec::calibrated("built-in", points, samples, 99.0).unwrap()
+        };
+        let many = of(6);
+        many.validate().unwrap();
+        assert_eq!(many.activations.keys().collect::<Vec<_>>(), ["a|x", "b|y"]);
+        assert_eq!(
+            (many.scale("a|x"), many.scale("b|y")),
+            (Some(1.0), Some(0.1))
+        );
+        assert_eq!(many.activations["b|y"].dtype, INT8);
+        assert!(many.weights.is_empty(), "weight scales are the form's");
+        for descriptor in many.activations.values() {
+            assert_eq!(descriptor.percentile, Some(99.0));
+            assert_eq!(descriptor.method, ScaleMethod::Percentile);
+        }
+        for descriptor in of(1).activations.values() {
+            let json = serde_json::to_value(descriptor).unwrap();
+            assert!(json.get("percentile").is_none());
+            assert_eq!(descriptor.method, ScaleMethod::SingleFrame);
+        }
+        assert_eq!(activation_dtype("nvfp4"), None);
+    }
+
+    #[test]
+    fn b_082_arrays_and_methods_round_trip() {
         let many = Descriptor {
             granularity: Granularity::PerChannel,
             scale: Some(Numbers::Many(vec![0.1, 0.3, 1e-8])),
@@ -366,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn old_files_load_with_defaults_and_foreign_fields_do_not() {
+    fn b_080_old_files_load_with_defaults_and_foreign_fields_do_not() {
         let old: Descriptor = serde_json::from_str("{\"scale\": 0.5}").unwrap();
         assert_eq!(old.dtype, FP8);
         assert_eq!(old.scale, Some(Numbers::One(0.5)));
@@ -378,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_come_before_capability() {
+    fn b_081_contradictions_come_before_capability() {
         let d = Descriptor::default;
         let nvfp4 = "nvfp4".to_string();
         for (bad, fact) in [
@@ -452,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contradiction_anywhere_wins_over_capability_elsewhere() {
+    fn b_082_a_contradiction_anywhere_wins_over_capability_elsewhere() {
         let mut mixed = spec(Descriptor {
             dtype: "nvfp4".into(),
             ..Descriptor::default()
@@ -470,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_executes_is_accepted() {
+    fn b_081_only_what_executes_is_accepted() {
         let zero = Some(Numbers::One(0.0));
         let asymmetric = Descriptor {
             scheme: Symmetry::Asymmetric,

@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn max_samples_keeps_the_first() {
+    fn b_052_max_samples_keeps_the_first() {
         let options = SampleOptions {
             max_samples: Some(2),
             ..plain()

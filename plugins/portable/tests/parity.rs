@@ -329,3 +329,22 @@ fn what_is_missing_is_named() {
     pack.outputs.pop();
     assert_eq!(code(&pack, "f32").as_deref(), Some("param_missing"));
 }
+
+#[test]
+fn b_465_four_bit_products_have_any_width_and_their_own_bias() {
+    for k in [64, 80, 4104 / 8, 19] {
+        let mut proj = linear_proj(&[2], k, 24, 9).remove(1);
+        let form = Portable::description()
+            .form("linear_proj", "nvfp4_dynamic")
+            .cloned()
+            .expect("declared");
+        let want = reference(&form, &mut proj);
+        let got = run("nvfp4_dynamic", &proj, false).expect("runs");
+        let error = relative_l2(&got[0], &want[0]);
+        assert!(error <= form.tolerance / 10.0, "K {k}: {error}");
+        let bias = proj.weights.iter_mut().find(|(name, _)| name == "b");
+        bias.expect("has one").1 = Some(Values::noise(&[23], 1, 1.0));
+        let failure = run("nvfp4_dynamic", &proj, false).expect_err("another length");
+        assert_eq!(failure.code, "dims_inconsistent");
+    }
+}

@@ -482,9 +482,9 @@ impl<'a> Judge<'a> {
         let Some(band) = &self.form.band.work else {
             return true;
         };
-        let size = |symbol: &String| self.draft.settled.dims.get(symbol).copied();
-        let sizes = band.symbols.iter().map(|s| size(s).unwrap_or(0) as f64);
-        (band.min..=band.max).contains(&(rows as f64 * sizes.product::<f64>()))
+        let dims = self.draft.settled.dims.iter();
+        let dims = dims.map(|(s, n)| (s.clone(), *n as u64)).collect();
+        band.admits(rows, &dims).is_ok()
     }
 
     fn feed(

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fastest_executable_profile_is_taken() {
+    fn b_102_the_fastest_executable_profile_is_taken() {
         assert_eq!(
             profile(&[can("w8a16_static"), can("fp8_static")]),
             "fp8_static"

@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 
 use super::{Decision, Form, Scheme, SchemeError, Seam, Want};
-use crate::stats::{Statistic, Wants};
+use crate::stats::{Capture, Statistic, Wants};
 
 /// What to measure, `path|point` -> statistics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// For the collector.
     pub wants: Wants,
+    /// Keys whose outputs are stored, for forms that declare content. No scheme can ask for them.
+    pub contents: BTreeSet<String>,
     scheme: String,
 }
 
@@ -31,6 +33,7 @@ pub fn plan(scheme: &dyn Scheme, seams: &[Seam]) -> Result<Plan, SchemeError> {
     }
     let mut plan = Plan {
         wants: Wants::new(),
+        contents: BTreeSet::new(),
         scheme: scheme.name().to_string(),
     };
     for seam in seams.iter().filter(|s| s.consulted) {
@@ -149,15 +152,20 @@ impl Plan {
     fn delivers(&self, seam: &Seam, want: &Want) -> bool {
         let none = BTreeSet::new();
         let measured = self.wants.get(&key(seam, &want.point)).unwrap_or(&none);
-        match Statistic::parse(&want.statistic, &want.granularity) {
-            None => false,
-            Some(Statistic::None) => true,
+        let pair = match Capture::parse(&want.statistic, &want.granularity) {
+            None => return false,
+            Some(Capture::Observation) => return true,
+            Some(Capture::Content) => return self.contents.contains(&key(seam, &want.point)),
+            Some(Capture::Statistic(pair)) => pair,
+        };
+        match pair {
+            Statistic::None => true,
             // The tensor's amax is collected along with the channels'.
-            Some(Statistic::AmaxTensor) => {
+            Statistic::AmaxTensor => {
                 measured.contains(&Statistic::AmaxTensor)
                     || measured.contains(&Statistic::AmaxChannel)
             }
-            Some(pair) => measured.contains(&pair),
+            pair => measured.contains(&pair),
         }
     }
 }
@@ -287,6 +295,19 @@ mod tests {
         assert!(blind[0].reason.contains("blind"), "{}", blind[0].reason);
         let seeing = plan(&Fp8Static, &seams).unwrap();
         assert!(seeing.undelivered_forms(&Fp8Static, &seams).is_empty());
+    }
+
+    #[test]
+    fn b_065_content_is_delivered_to_forms_and_closed_to_schemes() {
+        let s = seam("a", &["gemm"], &[]);
+        let error = plan(&Asks("x", "content", "tensor"), std::slice::from_ref(&s)).unwrap_err();
+        assert_eq!(error.code(), "statistic_unmeasurable");
+        let mut holder = form("vendor", "none");
+        holder.statistics = vec![Want::new("x", "content", "tensor")];
+        let mut plan = plan(&Fp8Static, std::slice::from_ref(&s)).unwrap();
+        assert!(plan.undelivered(&s, &holder).is_some());
+        plan.contents.insert("a|x".into());
+        assert_eq!(plan.undelivered(&s, &holder), None);
     }
 
     #[test]

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn routes_and_kept_seams_are_recorded_apart() {
+    fn b_103_b_104_routes_and_kept_seams_are_recorded_apart() {
         let selected = Registry::builtin().select("none", &[]).unwrap();
         let seams = [
             seam("a", &["gemm"], &["fp8_static"]),

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn strictly_above_and_in_input_order() {
+    fn b_060_strictly_above_and_in_input_order() {
         let base = [
             ("z", 100.0),
             ("a", 1.0),
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_healthy_spread_stays_quiet() {
+    fn b_060_a_healthy_spread_stays_quiet() {
         let entries: Vec<(String, f64)> = (0..31)
             .map(|i| (format!("p{i}"), 0.01 * f64::from(i + 1)))
             .collect();
@@ -112,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn no_median_no_offender() {
+    fn b_060_no_median_no_offender() {
         assert!(names(&[("a", 0.0), ("b", 0.0), ("c", 5.0)], 20.0).is_empty());
         assert!(names(&[], 20.0).is_empty());
         assert!(names(&[("a", f64::NAN), ("b", 5.0)], 20.0).is_empty());
     }
 
     #[test]
-    fn the_warning_names_the_five_largest() {
+    fn b_060_the_warning_names_the_five_largest() {
         let mut entries = vec![("low", 1.0); 13];
         entries.extend([
             ("a", 30.0),

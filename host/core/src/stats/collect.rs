@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     accumulate, amax, channel_amax, check_percentile, fp8_scale, scale_ceiling, AmaxTable,
-    Dispersion, Moment, Observation, Offender, SampleTable, Statistic, StatsError, CEILING_RATIO,
+    CallContent, Content, Dispersion, Moment, Observation, Offender, SampleTable, Statistic,
+    StatsError, CEILING_RATIO,
 };
 
 /// `path|point` -> what is wanted there.
@@ -54,6 +55,9 @@ pub struct CalibrationNote {
     /// Wanted points that no sample reached: what needs them binds nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub never_called: Vec<String>,
+    /// Contents that were not the same in every sample: nothing is stored of them (`cadence_varies`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub varying: Vec<String>,
     /// Points whose reduced value is NaN or infinite: no scale can come from them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub non_finite: Vec<String>,
@@ -74,13 +78,14 @@ impl CalibrationNote {
             scale_median: None,
             late_points: Vec::new(),
             never_called: Vec::new(),
+            varying: Vec::new(),
             non_finite: Vec::new(),
         }
     }
 }
 
 /// Reduced statistics. A point that was never called, or only by later samples, has no entry.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
     /// Largest absolute value.
     pub amax: BTreeMap<String, f32>,
@@ -90,6 +95,8 @@ pub struct Calibration {
     pub second_moment: BTreeMap<String, Vec<f64>>,
     /// Rows, width, dtypes of every observed point, wanted or not.
     pub observations: BTreeMap<String, Observation>,
+    /// Stored outputs, where somebody asked for them.
+    pub contents: BTreeMap<String, Content>,
     /// For the receipt.
     pub note: CalibrationNote,
 }
@@ -102,6 +109,7 @@ impl Calibration {
             channel_amax: BTreeMap::new(),
             second_moment: BTreeMap::new(),
             observations: BTreeMap::new(),
+            contents: BTreeMap::new(),
             note,
         }
     }
@@ -122,7 +130,17 @@ pub struct Collector {
     moments: SampleTable<Moment>,
     observations: BTreeMap<String, Observation>,
     pending: BTreeMap<String, Observation>,
+    stored: Stored,
     samples: usize,
+}
+
+/// Contents: of the first sample, of the current one, and which of them moved.
+#[derive(Clone, Debug, Default)]
+struct Stored {
+    wanted: BTreeSet<String>,
+    held: BTreeMap<String, Content>,
+    open: BTreeMap<String, Content>,
+    varying: BTreeSet<String>,
 }
 
 impl Collector {
@@ -135,8 +153,16 @@ impl Collector {
             moments: SampleTable::new(),
             observations: BTreeMap::new(),
             pending: BTreeMap::new(),
+            stored: Stored::default(),
             samples: 0,
         }
+    }
+
+    /// Stores the outputs of every call at these keys too; for forms that declare content, not for schemes.
+    #[must_use]
+    pub fn with_contents(mut self, keys: impl IntoIterator<Item = String>) -> Self {
+        self.stored.wanted.extend(keys);
+        self
     }
 
     /// One call's tensor at a point, row-major.
@@ -161,6 +187,13 @@ impl Collector {
             .entry(key.to_string())
             .or_default()
             .record(shape, dtype);
+        if self.stored.wanted.contains(key) {
+            let calls = &mut self.stored.open.entry(key.to_string()).or_default().calls;
+            calls.push(CallContent {
+                dims: shape.to_vec(),
+                values: data.to_vec(),
+            });
+        }
         let width = shape.last().copied().unwrap_or(1);
         let none = BTreeSet::new();
         for statistic in self.wants.get(key).unwrap_or(&none) {
@@ -196,6 +229,7 @@ impl Collector {
             held.width = held.width.or(seen.width);
             held.dtypes.extend(seen.dtypes);
         }
+        self.stored.end_sample(self.samples == 0);
         self.samples += 1;
         Ok(())
     }
@@ -206,6 +240,7 @@ impl Collector {
         self.channels.abort_sample();
         self.moments.abort_sample();
         self.pending.clear();
+        self.stored.open.clear();
     }
 
     /// Reduces everything once.
@@ -303,6 +338,7 @@ impl Collector {
             ceiling: ceiling.offenders,
             late_points: late.iter().map(|key| (*key).clone()).collect(),
             never_called: never.map(|(key, _)| key.clone()).collect(),
+            varying: self.stored.varying.into_iter().collect(),
             non_finite: keys.into_iter().filter(bad).cloned().collect(),
         };
         if let Some(dispersion) = &note.dispersion {
@@ -313,8 +349,33 @@ impl Collector {
             channel_amax: channel,
             second_moment: second,
             observations: self.observations,
+            contents: self.stored.held,
             note,
         })
+    }
+}
+
+impl Stored {
+    fn end_sample(&mut self, first: bool) {
+        let open = std::mem::take(&mut self.open);
+        if first {
+            self.held = open;
+            return;
+        }
+        let same = |key: &String| match (self.held.get(key), open.get(key)) {
+            (Some(held), Some(now)) => held.identical(now),
+            (held, now) => held.is_none() && now.is_none(),
+        };
+        let moved: Vec<String> = self
+            .wanted
+            .iter()
+            .filter(|key| !same(key))
+            .cloned()
+            .collect();
+        for key in moved {
+            self.held.remove(&key);
+            self.varying.insert(key);
+        }
     }
 }
 
@@ -334,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn two_levels_maximum_inside_a_sample_percentile_across() {
+    fn b_053_two_levels_maximum_inside_a_sample_percentile_across() {
         let mut c = Collector::new(wants(&[("a|x", Statistic::AmaxTensor)]));
         for sample in [[1.0, 4.0], [2.0, 2.0], [3.0, 1.0]] {
             for call in sample {
@@ -354,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_bring_the_scalar_and_moments_pool() {
+    fn b_062_b_063_channels_bring_the_scalar_and_moments_pool() {
         let mut c = Collector::new(wants(&[
             ("a|x", Statistic::AmaxChannel),
             ("a|y", Statistic::SecondMomentChannel),
@@ -373,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_called_is_absent_and_said() {
+    fn b_058_what_was_never_called_is_absent_and_said() {
         let mut c = Collector::new(wants(&[
             ("a|x", Statistic::AmaxTensor),
             ("b|x", Statistic::AmaxTensor),
@@ -396,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sample_is_a_single_frame_and_none_is_refused() {
+    fn b_066_one_sample_is_a_single_frame_and_none_is_refused() {
         let empty = Collector::new(Wants::new());
         assert_eq!(empty.finish(99.9, "x").unwrap_err().code(), "no_samples");
         let mut c = Collector::new(wants(&[("a", Statistic::AmaxTensor)]));
@@ -412,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_sample_leaves_no_trace() {
+    fn b_067_a_failed_sample_leaves_no_trace() {
         let mut c = Collector::new(wants(&[("a", Statistic::AmaxTensor)]));
         c.observe("a", &[9.0], &[1], "f32").unwrap();
         c.abort_sample();

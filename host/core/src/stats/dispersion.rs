@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_percentile_is_measured_against_the_maximum() {
+    fn b_059_the_percentile_is_measured_against_the_maximum() {
         let samples = vec![vec![1.0, 0.0], vec![2.0, 0.0], vec![10.0, 0.0]];
         let reduced = accumulate(&samples, 50.0).unwrap();
         let d = Dispersion::new(&samples, &reduced).unwrap();

@@ -65,6 +65,20 @@ pub enum StatsError {
         /// Found.
         found: String,
     },
+    /// A sample's own code failed; nothing it measured is kept and nothing is bound.
+    #[error("sample {sample} failed while it was measured: {cause}; nothing was calibrated")]
+    Pass {
+        /// Index of the sample.
+        sample: usize,
+        /// What it failed with.
+        cause: String,
+    },
+    /// Several samples at the door for one.
+    #[error("{found} samples at the single-sample door, expected 1; use stats::run for several")]
+    SingleSample {
+        /// How many were asked for.
+        found: usize,
+    },
     /// Stratified picking of fewer than one frame.
     #[error("cannot pick {found} frames: at least 1")]
     PickCount {
@@ -96,6 +110,8 @@ impl StatsError {
             Self::Ragged { .. } | Self::Misaligned { .. } | Self::Width { .. } => {
                 "samples_misaligned"
             }
+            Self::Pass { .. } => "hook_pass_failed",
+            Self::SingleSample { .. } => "samples_unsupported",
             Self::Shape { .. } | Self::MissingColumns { .. } => "dims_inconsistent",
         }
     }

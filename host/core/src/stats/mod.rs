@@ -4,11 +4,13 @@
 //! samples that matrix is reduced once, by a percentile. A running maximum over samples would make one odd
 //! sample set every scale, and could not be told from a careful calibration afterwards.
 //!
-//! Owns: the percentile rule, dispersion, scale ceilings, scales, channel balance, alignment of samples, row
+//! Owns: the three kinds of capture, the inputs and arguments of a run, the calibration cache, the percentile rule, dispersion, scale ceilings, scales, channel balance, alignment of samples, row
 //! observations, the calibration note, stratified picking. Does not own: running a model, choosing which
 //! statistic is wanted ([`crate::schemes`]), or what a form does with a scale.
 
 mod balance;
+pub mod cache;
+mod capture;
 mod ceilings;
 mod collect;
 mod dispersion;
@@ -16,18 +18,21 @@ mod error;
 pub mod number;
 mod observe;
 mod percentile;
+pub mod run;
 mod scale;
 mod statistic;
 mod stratified;
 mod table;
 
 pub use balance::{balance, Balance, Balanced, RoundTo};
+pub use capture::{CallContent, Capture, Content};
 pub use ceilings::{scale_ceiling, Ceiling, Offender, CEILING_RATIO};
 pub use collect::{Calibration, CalibrationNote, Collector, Method, Wants};
 pub use dispersion::Dispersion;
 pub use error::StatsError;
 pub use observe::Observation;
 pub use percentile::{accumulate, check_percentile, median, percentile, DEFAULT_PERCENTILE};
+pub use run::{CalibrationArgs, Inputs};
 pub use scale::fp8_scale;
 pub use statistic::{amax, channel_amax, Moment, Statistic};
 pub use stratified::{stratified, FrameTable};

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_the_leading_dims() {
+    fn b_064_rows_are_the_leading_dims() {
         let mut seen = Observation::default();
         seen.record(&[], "f32");
         assert_eq!(seen.width, None);

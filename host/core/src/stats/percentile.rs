@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hundred_is_the_maximum_and_one_sample_is_itself() {
+    fn b_055_hundred_is_the_maximum_and_one_sample_is_itself() {
         let samples = vec![vec![1.0, 9.0], vec![3.0, 2.0], vec![2.0, 4.0]];
         assert_eq!(accumulate(&samples, 100.0).unwrap(), [3.0, 9.0]);
         assert_eq!(accumulate(&samples, 0.0).unwrap(), [1.0, 2.0]);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn one_outlier_in_101_is_ignored_at_99() {
+    fn b_055_one_outlier_in_101_is_ignored_at_99() {
         let mut samples: Vec<Vec<f32>> = vec![vec![1.0]; 100];
         samples.push(vec![1000.0]);
         assert_eq!(accumulate(&samples, 99.0).unwrap(), [1.0]);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn interpolates_linearly_in_f64() {
+    fn b_055_interpolates_linearly_in_f64() {
         let samples = vec![vec![0.0], vec![1.0], vec![2.0], vec![3.0]];
         assert_eq!(accumulate(&samples, 90.0).unwrap(), [2.7]);
         assert_eq!(percentile(&[1.0, 2.0], 25.0).unwrap(), 1.25);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_have_codes() {
+    fn b_056_refusals_have_codes() {
         let one = vec![vec![1.0f32]];
         for p in [-0.1, 100.5, f64::NAN, f64::INFINITY] {
             assert_eq!(accumulate(&one, p).unwrap_err().code(), "percentile_range");

@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scales_have_a_floor_and_keep_nan() {
+    fn b_061_scales_have_a_floor_and_keep_nan() {
         assert_eq!(fp8_scale(448.0), 1.0);
         assert_eq!(fp8_scale(0.0), 1e-8);
         assert!(fp8_scale(f64::NAN).is_nan());

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn four_pairs_and_no_other() {
+    fn b_101_four_pairs_and_no_other() {
         for (s, g, pair) in Statistic::TABLE {
             assert_eq!(Statistic::parse(s, g), Some(pair));
             assert_eq!(pair.names(), (s, g));

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn eight_of_three_hundred_are_distinct_and_from_two_episodes_at_least() {
+    fn b_069_eight_of_three_hundred_are_distinct_and_from_two_episodes_at_least() {
         let picked = stratified(&table(3, 100), 8, None, &[]).unwrap();
         assert_eq!(picked.len(), 8);
         assert_eq!(picked.iter().collect::<HashSet<_>>().len(), 8);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn excluded_frames_are_never_returned_and_the_rest_is_topped_up() {
+    fn b_069_excluded_frames_are_never_returned_and_the_rest_is_topped_up() {
         let exclude: Vec<i64> = (0..25).collect();
         let picked = stratified(&table(3, 10), 5, None, &exclude).unwrap();
         assert_eq!(picked, [25, 26, 27, 28, 29]);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_requests_are_named() {
+    fn b_070_bad_requests_are_named() {
         let t = table(2, 3);
         assert_eq!(
             stratified(&t, 0, None, &[]),

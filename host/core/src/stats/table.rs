@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_a_sample_are_maxed_and_samples_are_kept_apart() {
+    fn b_054_calls_of_a_sample_are_maxed_and_samples_are_kept_apart() {
         let mut table = AmaxTable::new();
         sample(
             &mut table,
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_that_misses_points_is_refused_with_three_names() {
+    fn b_057_a_sample_that_misses_points_is_refused_with_three_names() {
         let mut table = AmaxTable::new();
         let all = [("a", 1.0), ("b", 1.0), ("c", 1.0), ("d", 1.0), ("e", 1.0)];
         sample(&mut table, &all).unwrap();
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn later_points_are_recorded_and_left_out() {
+    fn b_057_later_points_are_recorded_and_left_out() {
         let mut table = AmaxTable::new();
         sample(&mut table, &[("a", 1.0)]).unwrap();
         sample(&mut table, &[("a", 1.0), ("z", 7.0)]).unwrap();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_and_moments_merge_by_their_own_rule() {
+    fn b_062_channels_and_moments_merge_by_their_own_rule() {
         let mut channels: SampleTable<Vec<f32>> = SampleTable::new();
         channels.observe("a", vec![1.0, 4.0]).unwrap();
         channels.observe("a", vec![2.0, 3.0]).unwrap();
