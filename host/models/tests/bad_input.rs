@@ -220,7 +220,8 @@ fn configs_name_the_field() {
     let set = |name: &'static str, value: serde_json::Value| {
         move |c: &mut serde_json::Map<String, serde_json::Value>| drop(c.insert(name.into(), value))
     };
-    let cases: [(&str, serde_json::Value, &[&str]); 19] = [
+    let cases: [(&str, serde_json::Value, &[&str]); 20] = [
+        ("is_causal", json!(false), &["is_causal", "`false`"]),
         (
             "hidden_size",
             json!("48"),

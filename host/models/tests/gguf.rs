@@ -222,6 +222,10 @@ fn headers_name_what_is_wrong() {
         &["rope.scaling.type", "`yarn`"],
     );
     names_all(
+        with("llama.attention.causal", Some(Value::Bool(false))),
+        &["llama.attention.causal", "`false`"],
+    );
+    names_all(
         with("llama.vocab_size", Some(Value::U32(7))),
         &["llama.vocab_size", "259 rows"],
     );

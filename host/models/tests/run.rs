@@ -6,12 +6,14 @@ mod common;
 #[path = "common/gguf.rs"]
 mod write;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use common::*;
 use serde_json::json;
+use structures_graph::{GraphError, Observer, ValueId};
 use structures_models::generate::{advance, greedy, teacher_forced};
 use structures_models::{generate, Description, Model, ModelError, Stop};
 
@@ -371,6 +373,49 @@ fn greedy_tokens_need_no_cache() {
                 assert!(near, "{name}: {token} after {text:?}");
                 text.push(*token);
             }
+        }
+    }
+}
+
+/// Every value of a run and how many numbers it holds.
+struct Sizes<'a>(&'a structures_graph::Graph, BTreeMap<String, usize>);
+
+impl Observer for Sizes<'_> {
+    fn wants(&self, _: ValueId) -> bool {
+        true
+    }
+
+    fn see(&mut self, value: ValueId, tensor: &Tensor) -> Result<(), GraphError> {
+        let name = self.0.values[value.0].name.clone();
+        self.1.insert(name, tensor.elem_count());
+        Ok(())
+    }
+}
+
+/// A step makes as much after a long text as after a short one, except that attention reads its cache; a recurrent
+/// state stays as large as it was.
+#[test]
+fn a_step_does_not_grow_with_the_text() {
+    for (name, model) in every_family() {
+        let plan = model.session.host_plan();
+        let step = |before: usize| {
+            let mut state = model.session.new_state(1, before + 1);
+            advance(&model, &plan, &mut state, &vec![7; before], None).unwrap();
+            let mut sizes = Sizes(model.graph(), BTreeMap::new());
+            advance(&model, &plan, &mut state, &[9], Some(&mut sizes)).unwrap();
+            sizes.1
+        };
+        let (short, long) = (step(3), step(40));
+        assert_eq!(short.len(), long.len(), "{name}");
+        assert!(short.len() > 20, "{name}");
+        for (value, size) in &short {
+            let cached = value.ends_with(".k_all") || value.ends_with(".v_all");
+            let times = long[value] as f64 / *size as f64;
+            let want = if cached { 41.0 / 4.0 } else { 1.0 };
+            assert!(
+                (times - want).abs() < 1e-9,
+                "{name}: {value} grows {times} times"
+            );
         }
     }
 }

@@ -63,6 +63,10 @@ pub(super) fn read(
         let expected = "no divisors that change with the length".to_string();
         return Err(refused("tensors".into(), expected, (*tensor).into()));
     }
+    let causal = keys.name("attention.causal");
+    if meta.flag(&causal) == Some(false) {
+        return Err(refused(causal, "it absent or true".into(), "false".into()));
+    }
     let layers = super::check_layers(checkpoint.path(), keys.must("block_count")?)?;
     let windows = windows_of(&keys, dialect.windows, layers)?;
 

@@ -226,6 +226,16 @@ fn tied(checkpoint: &Checkpoint, flag: Option<bool>, notes: &mut Vec<String>) ->
 }
 
 fn refuse_foreign_facts(fields: &Fields<'_>, dialect: &Dialect) -> Result<(), ModelError> {
+    // Without causality every token sees the whole text: an encoder, whatever its family.
+    if fields.flag("is_causal")? == Some(false) {
+        return Err(ModelError::unsupported(
+            fields.path,
+            "is_causal",
+            "it absent, null or true",
+            "false",
+            CANNOT,
+        ));
+    }
     for name in MUST_BE_OFF.iter().filter(|n| !dialect.reads.contains(n)) {
         let off = match fields.get(name) {
             None | Some(Value::Bool(false)) => true,
