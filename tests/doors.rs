@@ -298,6 +298,25 @@ fn b_284_weights_are_the_hosts_own_while_attached() {
 }
 
 #[test]
+fn b_292_the_manifest_follows_what_the_seats_do() {
+    let (_dir, host) = with(Fault::None);
+    let model = model();
+    let done = attach(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+    let then = done.manifest(&host);
+    logits(&model, &done.plan);
+    let now = done.manifest(&host);
+    let seats = now["seats"].as_array().unwrap();
+    assert_eq!(seats.len(), done.seats.len());
+    for (then, now) in then["seats"].as_array().unwrap().iter().zip(seats) {
+        let calls = |s: &serde_json::Value| s["form_calls"].as_u64().unwrap();
+        assert_eq!(calls(now), calls(then) + 1);
+    }
+    assert_eq!(now["summary"]["clean"], true);
+    assert_eq!(now["receipt"], done.receipt.digest.as_str());
+    assert!(now["memory"]["packed_bytes"].is_u64() && now["decisions"].is_array());
+}
+
+#[test]
 fn b_170_errors_are_typed() {
     let (_dir, host) = with(Fault::None);
     assert!(matches!(host.get("").map(|_| ()), Err(Error::Catalog(_))));

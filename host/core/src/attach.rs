@@ -32,7 +32,7 @@ use crate::receipt::{
 };
 use crate::samples::Samples;
 use crate::schemes::{self, Decision, SchemeRecord, Selected};
-use crate::seat::{OnGuardFail, Seat};
+use crate::seat::{OnGuardFail, Seat, SeatReport};
 use crate::sites::{Site, Survey};
 use crate::stats::{self, Calibration, Collector};
 use crate::workload::{Runner, Scores, Workload};
@@ -80,6 +80,28 @@ impl Attachment {
     /// are gone; whoever still holds another handle to a seat holds only its ledger.
     pub fn detach(self) -> Receipt {
         self.receipt
+    }
+
+    /// What is attached now, as one JSON document: device, seats with their contracts and counts, the summary, the
+    /// decisions of this device, bytes held. Unlike the receipt it goes on changing.
+    pub fn manifest(&self, host: &Host) -> serde_json::Value {
+        let device = cpu_name();
+        let seats: Vec<SeatReport> = self.seats.iter().map(|s| s.report()).collect();
+        let decisions: Vec<&decisions::Decision> = host
+            .decisions
+            .entries()
+            .iter()
+            .filter(|d| d.device == device)
+            .collect();
+        serde_json::json!({
+            "schema": 1,
+            "device": device,
+            "receipt": self.receipt.digest,
+            "seats": seats,
+            "summary": summary(&self.seats),
+            "decisions": decisions,
+            "memory": self.receipt.memory,
+        })
     }
 }
 

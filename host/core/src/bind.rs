@@ -23,7 +23,7 @@ use structures_seams::{LocatedSpan, SlotWeight};
 use crate::choose::{variant_of, Choice};
 use crate::error::Error;
 use crate::receipt::{RefusalNote, SeatNote};
-use crate::seat::{Admission, CallFailure, Executable, OnGuardFail, Seat};
+use crate::seat::{Admission, CallFailure, Executable, OnGuardFail, Rows, Seat};
 use crate::sites::Site;
 use crate::stats::{Calibration, Content, Statistic};
 use crate::trial::{NamedWeight, Trial};
@@ -198,8 +198,7 @@ impl Bench<'_> {
             Box::new(executable),
             Admission {
                 width,
-                row_capacity: capacity as usize,
-                rows_exact: None,
+                rows: Rows::Capacity(capacity as usize),
                 band: band.map(|[lo, hi]| (lo as usize, hi as usize)),
                 concurrent: form.concurrent,
             },

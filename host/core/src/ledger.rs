@@ -130,6 +130,38 @@ pub struct LedgerSummary {
 }
 
 impl LedgerSummary {
+    /// An error that names every seat that did not do its work, for callers who accept no fallback.
+    ///
+    /// # Errors
+    /// The summary is not clean.
+    pub fn require_clean(&self) -> Result<(), crate::Error> {
+        if self.clean {
+            return Ok(());
+        }
+        let mut why = Vec::new();
+        if self.calls == 0 {
+            why.push("no seat was called".to_string());
+        }
+        if self.fallbacks + self.refused > 0 {
+            why.push(format!(
+                "{} of {} calls fell back and {} were refused ({})",
+                self.fallbacks,
+                self.calls,
+                self.refused,
+                self.last_reason.as_deref().unwrap_or("no reason recorded")
+            ));
+        }
+        for (what, seats) in [
+            ("never ran", &self.never_ran),
+            ("gave itself up", &self.self_detached),
+        ] {
+            if !seats.is_empty() {
+                why.push(format!("{what}: {}", seats.join(", ")));
+            }
+        }
+        Err(crate::Error::refused("fell_back", why.join("; ")))
+    }
+
     /// Adds up named seats.
     pub fn of<'a>(seats: impl IntoIterator<Item = (&'a str, Counts)>) -> Self {
         let mut s = LedgerSummary::default();
@@ -164,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reverted_seat_is_visible() {
+    fn b_288_a_reverted_seat_is_visible() {
         let l = Ledger::default();
         l.served();
         l.dispatched();
@@ -182,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seat_that_only_dispatched_never_ran() {
+    fn b_288_a_seat_that_only_dispatched_never_ran() {
         let l = Ledger::default();
         l.dispatched();
         let s = LedgerSummary::of([("a", l.counts())]);
@@ -191,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_a_refused_call_are_not_clean() {
+    fn b_288_nothing_and_a_refused_call_are_not_clean() {
         assert!(!LedgerSummary::of([]).clean);
         let l = Ledger::default();
         l.served();
@@ -214,5 +246,27 @@ mod tests {
                 ..Counts::default()
             }
         );
+    }
+
+    #[test]
+    fn b_288_a_caller_who_accepts_no_fallback_gets_every_reason() {
+        let (a, b) = (Ledger::default(), Ledger::default());
+        a.served();
+        let fine = LedgerSummary::of([("a", a.counts())]);
+        assert!(fine.require_clean().is_ok());
+        a.fell_back("rt_rows: 9");
+        b.detach();
+        let s = LedgerSummary::of([("a", a.counts()), ("b", b.counts())]);
+        let error = s.require_clean().unwrap_err();
+        assert_eq!(error.code(), "fell_back");
+        let text = error.to_string();
+        for fact in [
+            "1 of 2 calls",
+            "rt_rows: 9",
+            "never ran: b",
+            "gave itself up: b",
+        ] {
+            assert!(text.contains(fact), "{text}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use structures_graph::session::{SpanOutcome, SpanRunner};
 use structures_graph::{Dim, GraphError};
 
-use crate::ledger::Ledger;
+use crate::ledger::{Counts, Ledger};
 
 /// Contract misses in a row after which a seat gives itself up.
 pub const CONSECUTIVE_FALLBACKS: u64 = 32;
@@ -50,19 +50,58 @@ pub enum OnGuardFail {
     Raise,
 }
 
+/// How many rows a bound form serves: one of the two, never both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rows {
+    /// Any number up to this one.
+    Capacity(usize),
+    /// This number and no other: a form that serves one shape.
+    Exact(usize),
+}
+
 /// What a seat admits.
 #[derive(Clone, Debug)]
 pub struct Admission {
     /// Last dim of the first input.
     pub width: usize,
-    /// Largest number of rows.
-    pub row_capacity: usize,
-    /// Exact number of rows, for forms that serve one shape.
-    pub rows_exact: Option<usize>,
+    /// Rows.
+    pub rows: Rows,
     /// The form's declared rows `[lo, hi]`; calls outside go to the host as planned.
     pub band: Option<(usize, usize)>,
     /// Calls may come from several threads.
     pub concurrent: bool,
+}
+
+/// One seat in a report.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct SeatReport {
+    /// Receipt key.
+    pub site: String,
+    /// Calls, fallbacks, the last reason, whether it gave itself up.
+    #[serde(flatten)]
+    pub counts: Counts,
+    /// What it admits.
+    pub form: FormContract,
+}
+
+/// The contract of a bound form.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct FormContract {
+    /// dtype of inputs and outputs.
+    pub dtype: &'static str,
+    /// Where inputs and outputs lie.
+    pub device: &'static str,
+    /// Last dim of the first input.
+    pub width: usize,
+    /// Rows.
+    pub rows: Rows,
+    /// Declared rows; calls outside are dispatched to the host as planned.
+    pub band: Option<(usize, usize)>,
+    /// Calls may come from several threads.
+    pub concurrent: bool,
+    /// What a miss does.
+    pub on_guard_fail: OnGuardFail,
 }
 
 /// See the module.
@@ -103,24 +142,42 @@ impl Seat {
         })
     }
 
+    /// What the seat did, and under which contract.
+    pub fn report(&self) -> SeatReport {
+        SeatReport {
+            site: self.key.clone(),
+            counts: self.ledger.counts(),
+            form: FormContract {
+                dtype: "f32",
+                device: "cpu",
+                width: self.admission.width,
+                rows: self.admission.rows,
+                band: self.admission.band,
+                concurrent: self.admission.concurrent,
+                on_guard_fail: self.mode,
+            },
+        }
+    }
+
+    /// Number of rows of a call, or the code and reason why the form must not see it. The order is part of the
+    /// contract: dtype, width, device, exact rows, capacity, thread.
     fn admit(&self, inputs: &[Option<Tensor>]) -> Result<usize, (&'static str, String)> {
-        let first = inputs.iter().flatten().next().ok_or_else(|| {
-            (
-                "rt_width",
-                "the span was called without any input".to_string(),
-            )
-        })?;
-        for t in inputs.iter().flatten() {
-            if t.dtype() != DType::F32 {
-                return Err(("rt_dtype", format!("expected f32, found {:?}", t.dtype())));
-            }
+        let Some(first) = inputs.iter().flatten().next() else {
+            let reason = "the span was called without any input".to_string();
+            return Err(("rt_width", reason));
+        };
+        let foreign = |t: &&Tensor| t.dtype() != DType::F32;
+        if let Some(t) = inputs.iter().flatten().find(foreign) {
+            return Err(("rt_dtype", format!("expected f32, found {:?}", t.dtype())));
         }
         let width = first.dims().last().copied().unwrap_or(0);
         if width != self.admission.width {
-            return Err((
-                "rt_width",
-                format!("expected {}, found {width}", self.admission.width),
-            ));
+            let reason = format!("expected {}, found {width}", self.admission.width);
+            return Err(("rt_width", reason));
+        }
+        if let Some(t) = inputs.iter().flatten().find(|t| !t.device().is_cpu()) {
+            let reason = format!("expected host memory, found {:?}", t.device().location());
+            return Err(("rt_device", reason));
         }
         let rows = first.elem_count() / width.max(1);
         if let Some((lo, hi)) = self.admission.band {
@@ -128,22 +185,16 @@ impl Seat {
                 return Ok(rows);
             }
         }
-        if let Some(exact) = self.admission.rows_exact {
-            if rows != exact {
-                return Err((
-                    "rt_rows",
-                    format!("expected exactly {exact} rows, found {rows}"),
-                ));
+        match self.admission.rows {
+            Rows::Exact(exact) if rows != exact => {
+                let reason = format!("expected exactly {exact} rows, found {rows}");
+                return Err(("rt_rows", reason));
             }
-        }
-        if rows > self.admission.row_capacity {
-            return Err((
-                "rt_row_capacity",
-                format!(
-                    "bound for at most {} rows, found {rows}",
-                    self.admission.row_capacity
-                ),
-            ));
+            Rows::Capacity(most) if rows > most => {
+                let reason = format!("bound for at most {most} rows, found {rows}");
+                return Err(("rt_row_capacity", reason));
+            }
+            _ => {}
         }
         if !self.admission.concurrent {
             let me = std::thread::current().id();
@@ -360,8 +411,7 @@ mod tests {
             }),
             Admission {
                 width: 4,
-                row_capacity: 8,
-                rows_exact: None,
+                rows: Rows::Capacity(8),
                 band,
                 concurrent: false,
             },
@@ -378,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn an_admitted_call_runs_the_form() {
+    fn b_273_an_admitted_call_runs_the_form() {
         let s = seat(None, OnGuardFail::Fallback, None);
         let SpanOutcome::Done(out) = s.run(&x(3, 4)).unwrap() else {
             panic!("host ran")
@@ -392,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn misses_fall_back_and_are_counted_with_their_code() {
+    fn b_274_misses_fall_back_and_are_counted_with_their_code() {
         let s = seat(None, OnGuardFail::Fallback, None);
         assert!(matches!(s.run(&x(9, 4)).unwrap(), SpanOutcome::Host));
         assert!(s
@@ -412,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn out_of_band_is_a_dispatch() {
+    fn b_291_out_of_band_is_a_dispatch_and_no_fallback() {
         let s = seat(Some((1, 2)), OnGuardFail::Fallback, None);
         assert!(matches!(s.run(&x(3, 4)).unwrap(), SpanOutcome::Host));
         let c = s.ledger.counts();
@@ -420,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn raise_mode_is_an_error_and_not_a_fallback() {
+    fn b_276_raise_mode_is_an_error_and_not_a_fallback() {
         let s = seat(None, OnGuardFail::Raise, None);
         assert!(s.run(&x(9, 4)).is_err());
         let c = s.ledger.counts();
@@ -444,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn thirty_two_misses_in_a_row_restore_the_host() {
+    fn b_278_thirty_two_misses_in_a_row_restore_the_host() {
         let s = seat(None, OnGuardFail::Fallback, None);
         for _ in 0..31 {
             s.run(&x(9, 4)).unwrap();
@@ -459,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_thread_gets_the_host() {
+    fn b_282_a_second_thread_gets_the_host() {
         let s = seat(None, OnGuardFail::Fallback, None);
         s.run(&x(1, 4)).unwrap();
         let other = s.clone();
@@ -475,5 +525,127 @@ mod tests {
             .last_reason
             .unwrap()
             .starts_with("rt_second_thread"));
+    }
+
+    fn seat_of(admission: Admission) -> Arc<Seat> {
+        let dims = vec![
+            Dim::Symbol("B".into()),
+            Dim::Symbol("T".into()),
+            Dim::Size(4),
+        ];
+        let form = Double {
+            fail_at: None,
+            calls: Mutex::new(0),
+        };
+        let mode = OnGuardFail::Fallback;
+        let given = vec![Some(dims.clone())];
+        Seat::new(
+            "a.b".into(),
+            Box::new(form),
+            admission,
+            mode,
+            given,
+            vec![dims],
+        )
+    }
+
+    fn code(s: &Seat, inputs: &[Option<Tensor>]) -> Option<String> {
+        let before = s.ledger.counts().fallbacks;
+        s.run(inputs).unwrap();
+        let now = s.ledger.counts();
+        let reason = now.last_reason.filter(|_| now.fallbacks > before)?;
+        Some(reason.split(':').next().unwrap_or_default().to_string())
+    }
+
+    #[test]
+    fn b_271_admission_asks_in_its_order_and_names_found_and_bound() {
+        let s = seat_of(Admission {
+            width: 4,
+            rows: Rows::Exact(2),
+            band: None,
+            concurrent: false,
+        });
+        s.run(&x(2, 4)).unwrap();
+        let wrong = |rows, width, dtype| {
+            vec![Some(
+                Tensor::ones((1, rows, width), dtype, &Device::Cpu).unwrap(),
+            )]
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Every later thing is wrong too; the first in the order is named.
+                assert_eq!(code(&s, &wrong(3, 5, DType::F64)).unwrap(), "rt_dtype");
+                assert_eq!(code(&s, &wrong(3, 5, DType::F32)).unwrap(), "rt_width");
+                assert_eq!(code(&s, &wrong(3, 4, DType::F32)).unwrap(), "rt_rows");
+                assert_eq!(
+                    code(&s, &wrong(2, 4, DType::F32)).unwrap(),
+                    "rt_second_thread"
+                );
+            });
+        });
+        s.run(&wrong(3, 4, DType::F32)).unwrap();
+        let reason = s.ledger.counts().last_reason.unwrap();
+        assert!(reason.contains("exactly 2 rows, found 3"), "{reason}");
+        assert_eq!(code(&s, &[None]).unwrap(), "rt_width");
+    }
+
+    #[test]
+    fn b_281_any_rows_up_to_the_capacity() {
+        let s = seat(None, OnGuardFail::Fallback, None);
+        for rows in 1..=8 {
+            assert_eq!(code(&s, &x(rows, 4)), None);
+        }
+        assert_eq!(code(&s, &x(9, 4)).unwrap(), "rt_row_capacity");
+        let reason = s.ledger.counts().last_reason.unwrap();
+        assert!(reason.contains("at most 8 rows, found 9"), "{reason}");
+    }
+
+    #[test]
+    fn b_277_one_warning_a_seat_and_code() {
+        let s = seat(None, OnGuardFail::Fallback, None);
+        for rows in [9, 10, 11] {
+            s.run(&x(rows, 4)).unwrap();
+        }
+        s.run(&x(1, 5)).unwrap();
+        let warned = s.warned.lock().unwrap();
+        let mut codes: Vec<&str> = warned.iter().copied().collect();
+        codes.sort_unstable();
+        assert_eq!(codes, ["rt_row_capacity", "rt_width"]);
+    }
+
+    #[test]
+    fn b_278_later_calls_of_a_restored_seat_do_not_touch_the_ledger() {
+        let s = seat(None, OnGuardFail::Fallback, None);
+        for _ in 0..CONSECUTIVE_FALLBACKS {
+            s.run(&x(9, 4)).unwrap();
+        }
+        let then = s.ledger.counts();
+        assert!(then.detached);
+        for rows in [1, 9] {
+            assert!(matches!(s.run(&x(rows, 4)).unwrap(), SpanOutcome::Host));
+        }
+        assert_eq!(s.ledger.counts(), then);
+    }
+
+    #[test]
+    fn b_287_the_report_of_a_seat_is_one_document() {
+        let s = seat(Some((1, 8)), OnGuardFail::Fallback, None);
+        s.run(&x(2, 4)).unwrap();
+        s.run(&x(1, 5)).unwrap();
+        let report = serde_json::to_value(s.report()).unwrap();
+        assert_eq!(report["site"], "a.b");
+        assert_eq!(
+            (&report["calls"], &report["fallbacks"]),
+            (&2.into(), &1.into())
+        );
+        assert_eq!(report["detached"], false);
+        assert!(report["last_reason"]
+            .as_str()
+            .unwrap()
+            .starts_with("rt_width"));
+        let form = &report["form"];
+        assert_eq!((&form["dtype"], &form["width"]), (&"f32".into(), &4.into()));
+        assert_eq!(form["rows"]["capacity"], 8);
+        assert_eq!(form["device"], "cpu");
     }
 }
