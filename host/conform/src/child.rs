@@ -132,7 +132,11 @@ pub fn check_main(task: &str) -> i32 {
 
 fn perform(task: &Task, throwaway: &Throwaway, teller: &Teller) -> Done {
     let Some(check) = checks::ALL.iter().find(|c| c.name() == task.check) else {
-        return failed(Code::Broken.name(), format!("no check `{}`", task.check), None);
+        return failed(
+            Code::Broken.name(),
+            format!("no check `{}`", task.check),
+            None,
+        );
     };
     if let Some(n) = task.threads {
         if let Err(e) = structures::host::set_threads(n) {

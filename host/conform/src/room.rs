@@ -276,10 +276,23 @@ mod tests {
         let operand = Operand::new(&values, &[2, 3], DType::F32);
         for lay in [
             Lay::default(),
-            Lay { gap: 5, ..Lay::default() },
-            Lay { offset: 4, ..Lay::default() },
-            Lay { turned: true, ..Lay::default() },
-            Lay { offset: 1, gap: 2, turned: false },
+            Lay {
+                gap: 5,
+                ..Lay::default()
+            },
+            Lay {
+                offset: 4,
+                ..Lay::default()
+            },
+            Lay {
+                turned: true,
+                ..Lay::default()
+            },
+            Lay {
+                offset: 1,
+                gap: 2,
+                turned: false,
+            },
         ] {
             let mut room = Room::of(&operand, lay);
             assert_eq!(room.values(), values, "{lay:?}");
@@ -294,7 +307,13 @@ mod tests {
     #[test]
     fn what_is_written_is_seen_and_what_is_not_too() {
         let like = Operand::new(&[0.0; 6], &[2, 3], DType::F32);
-        let mut room = Room::poisoned(&like, Lay { gap: 2, ..Lay::default() });
+        let mut room = Room::poisoned(
+            &like,
+            Lay {
+                gap: 2,
+                ..Lay::default()
+            },
+        );
         assert_eq!(room.intact().len(), 6);
         let at = room.at(4);
         room.put(at, &1.0_f32.to_ne_bytes());
@@ -304,7 +323,10 @@ mod tests {
         room.put(end, &1.0_f32.to_ne_bytes());
         assert_eq!(room.touched(), Some(12), "the gap behind the first row");
         for (dtype, values) in [(DType::Bf16, 2), (DType::I64, 1)] {
-            let room = Room::poisoned(&Operand::new(&[0.0; 2], &[values, 2 / values], dtype), Lay::default());
+            let room = Room::poisoned(
+                &Operand::new(&[0.0; 2], &[values, 2 / values], dtype),
+                Lay::default(),
+            );
             assert_eq!(room.intact().len(), 2);
         }
     }

@@ -220,7 +220,10 @@ impl Place {
     }
 
     fn plugins(&self) -> PathBuf {
-        self.file.parent().map(Path::to_path_buf).unwrap_or_default()
+        self.file
+            .parent()
+            .map(Path::to_path_buf)
+            .unwrap_or_default()
     }
 }
 
@@ -420,7 +423,9 @@ impl Run<'_> {
             row.code = Some(code.into());
             row.reason = Some(reason);
         };
-        let place = at.as_ref().map_or(String::new(), |(what, _)| format!(", at {what}"));
+        let place = at
+            .as_ref()
+            .map_or(String::new(), |(what, _)| format!(", at {what}"));
         let seed = match (&done, &end.signal, end.timed_out) {
             (Some(done), ..) => {
                 match &done.code {
@@ -486,7 +491,9 @@ impl Run<'_> {
                 let how = end.signal.map_or("in time".into(), |(_, signal)| signal);
                 row.outcome = Outcome::Fail;
                 row.code = Some(Code::SlowScan.name().into());
-                row.reason = Some(format!("the scan of a fresh process did not end well: {how}"));
+                row.reason = Some(format!(
+                    "the scan of a fresh process did not end well: {how}"
+                ));
                 return Ok(row);
             }
             best = Some(best.map_or(end.wall, |b| b.min(end.wall)));

@@ -105,7 +105,10 @@ mod tests {
         let long = Duration::from_secs(20);
         let end = shell("echo out; echo err >&2; exit 7", long);
         assert_eq!((end.code, end.timed_out), (Some(7), false));
-        assert_eq!((&end.answer[..], &end.messages[..]), (&b"out\n"[..], &b"err\n"[..]));
+        assert_eq!(
+            (&end.answer[..], &end.messages[..]),
+            (&b"out\n"[..], &b"err\n"[..])
+        );
         let end = shell("kill -SEGV $$", long);
         assert_eq!(end.signal.expect("a signal").1, "signal 11 (SIGSEGV)");
         let end = shell("echo begun; sleep 60", Duration::from_millis(300));
@@ -115,7 +118,9 @@ mod tests {
 
     #[test]
     fn the_heap_is_counted_where_it_can_be() {
-        let Some(before) = sys::heap_bytes() else { return };
+        let Some(before) = sys::heap_bytes() else {
+            return;
+        };
         let held = vec![1_u8; 8 << 20];
         let after = sys::heap_bytes().expect("still");
         assert!(after >= before + (7 << 20), "{before} {after}");

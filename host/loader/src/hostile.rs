@@ -143,9 +143,7 @@ impl Plugin {
             let instance = self.inner.lock();
             // SAFETY: the instance is open and locked; what the args point at is absurd on purpose, in a process
             // that exists to see what comes of it.
-            unsafe {
-                (self.inner.tables.plugin.bind)(instance.0, args, &mut handle, &mut error)
-            }
+            unsafe { (self.inner.tables.plugin.bind)(instance.0, args, &mut handle, &mut error) }
         });
         let form = String::from_utf8_lossy(&bind.form).into_owned();
         self.inner.check(&form, status, &mut error)?;

@@ -14,8 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use structures_plugin_api::abi::{
-    BindArgs, Bytes, CallCtx, Contract, DType, Error, FormFacts, HostVTable, Status, Str, TensorView,
-    STATUS_FAILED, STATUS_INVALID, STATUS_OK, STATUS_PANICKED, STATUS_POISONED, STATUS_REFUSED,
+    BindArgs, Bytes, CallCtx, Contract, DType, Error, FormFacts, HostVTable, Status, Str,
+    TensorView, STATUS_FAILED, STATUS_INVALID, STATUS_OK, STATUS_PANICKED, STATUS_POISONED,
+    STATUS_REFUSED,
 };
 use structures_plugin_api::describe::{
     BindParams, Description, DeviceInfo, FormDecl, ProbeReport, ProbeShapes,

@@ -639,9 +639,7 @@ impl Prepared<'_> {
         let Judge { form, draft, spec } = self.judge;
         let (operands, want) = (&self.operands, &self.want);
         let exact = strict && draft.dtype == DType::F32 && form.format == "none";
-        let tolerance = form
-            .tolerance
-            .min(structures_loader::tolerance_cap(form));
+        let tolerance = form.tolerance.min(structures_loader::tolerance_cap(form));
         let tolerance = match draft.dtype {
             DType::Bf16 => tolerance.max(BF16),
             _ => tolerance,

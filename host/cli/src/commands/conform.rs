@@ -106,8 +106,11 @@ fn show(report: &Report, took: Duration, cx: &Context<'_>) {
         }
         line(row, widest, cx);
     }
-    let forms: std::collections::BTreeSet<_> =
-        report.checks.iter().filter_map(|r| r.form.as_ref()).collect();
+    let forms: std::collections::BTreeSet<_> = report
+        .checks
+        .iter()
+        .filter_map(|r| r.form.as_ref())
+        .collect();
     cx.out.line(&format!(
         "\n{} forms, {} checks: {} passed, {} failed, {} skipped; {:.1} s, seed {}",
         forms.len(),
@@ -126,7 +129,10 @@ fn line(row: &Row, widest: usize, cx: &Context<'_>) {
         Outcome::Fail => "FAIL",
         Outcome::Skip => "skip",
     };
-    let code = row.code.as_ref().map_or(String::new(), |c| format!("{c}: "));
+    let code = row
+        .code
+        .as_ref()
+        .map_or(String::new(), |c| format!("{c}: "));
     let reason = row.reason.as_deref().unwrap_or_default();
     let name = &row.name;
     let text = format!("  {outcome}  {name:widest$}  {code}{reason}");

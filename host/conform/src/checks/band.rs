@@ -24,9 +24,11 @@ pub(super) fn is_edge(form: &FormDecl, shapes: &ProbeShapes) -> bool {
         let edge = |n: &u64| (*n == low && low > 1) || *n == high;
         shapes.rows.iter().any(edge)
     });
-    rows || form.band.dims.iter().any(|(symbol, band)| {
-        shapes.dims.get(symbol).is_some_and(|n| *n == band.max)
-    })
+    rows || form
+        .band
+        .dims
+        .iter()
+        .any(|(symbol, band)| shapes.dims.get(symbol).is_some_and(|n| *n == band.max))
 }
 
 /// One size to try.
@@ -60,7 +62,11 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
             }
         };
         let weights = case.request().weights.iter();
-        if weights.map(|(_, w)| w.dims.iter().product::<usize>()).sum::<usize>() > MOST {
+        if weights
+            .map(|(_, w)| w.dims.iter().product::<usize>())
+            .sum::<usize>()
+            > MOST
+        {
             left.push(t.what);
             continue;
         }
@@ -152,7 +158,12 @@ fn tries(bench: &Bench<'_>) -> (Vec<Try>, Vec<String>) {
             push(format!("{n} rows"), n, true, rows(n.min(LARGEST)));
         }
         if low > 1 {
-            push(format!("{} rows outside", low - 1), low, false, rows(low - 1));
+            push(
+                format!("{} rows outside", low - 1),
+                low,
+                false,
+                rows(low - 1),
+            );
         }
         if let Some(n) = high.checked_add(1) {
             push(format!("{n} rows outside"), n, false, rows(n.min(LARGEST)));

@@ -35,10 +35,14 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
     // What each thread reads, and what it gets when it is alone.
     let mut alone: Vec<(Vec<Option<Room>>, Vec<Room>)> = Vec::new();
     for thread in 0..threads {
-        let own = bench.case.inputs().into_iter().map(|i| i.map(|i| scaled(i, thread)));
+        let own = bench
+            .case
+            .inputs()
+            .into_iter()
+            .map(|i| i.map(|i| scaled(i, thread)));
         let inputs = rooms(&own.collect::<Vec<_>>(), Lay::default());
         let mut outputs = poisoned(bench.case, Lay::default());
-        if let Err(e) = call(&bound[thread % instances], &inputs, &mut outputs) {
+        if let Err(e) = call(&bound[thread % instances], &inputs.clone(), &mut outputs) {
             return Ok(Code::Raced.because(format!("one after the other: {e}")));
         }
         alone.push((inputs, outputs));
@@ -54,7 +58,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
             }
             let mut outputs: Vec<Room> = want.clone();
             outputs.iter_mut().for_each(Room::poison);
-            let outcome = call(&bound[thread % instances], inputs, &mut outputs)
+            let outcome = call(&bound[thread % instances], &inputs.clone(), &mut outputs)
                 .map_err(|e| e.to_string())
                 .and_then(|()| alike(want, &outputs, slack));
             if let Err(reason) = outcome {
@@ -65,9 +69,13 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
         Ok(())
     };
     let ends: Vec<Result<(), String>> = std::thread::scope(|scope| {
-        let running: Vec<_> = (0..threads).map(|t| scope.spawn(move || hammer_of(&hammer, t))).collect();
+        let running: Vec<_> = (0..threads)
+            .map(|t| scope.spawn(move || hammer_of(&hammer, t)))
+            .collect();
         let ended = running.into_iter().map(|t| t.join());
-        ended.map(|r| r.unwrap_or_else(|_| Err("the thread panicked".into()))).collect()
+        ended
+            .map(|r| r.unwrap_or_else(|_| Err("the thread panicked".into())))
+            .collect()
     });
     if let Some(Err(reason)) = ends.into_iter().find(Result::is_err) {
         let where_ = match shared {
@@ -82,7 +90,10 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
     }))
 }
 
-fn hammer_of(hammer: &(dyn Fn(usize) -> Result<(), String> + Sync), thread: usize) -> Result<(), String> {
+fn hammer_of(
+    hammer: &(dyn Fn(usize) -> Result<(), String> + Sync),
+    thread: usize,
+) -> Result<(), String> {
     hammer(thread)
 }
 

@@ -61,8 +61,14 @@ fn exported(bytes: &[u8]) -> object::Result<Vec<Exported>> {
     let table = sections.symbols(endian, bytes, elf::SHT_DYNSYM)?;
     let mut all = Vec::new();
     for symbol in table.iter() {
-        let outside = matches!(symbol.st_bind(), elf::STB_GLOBAL | elf::STB_WEAK | elf::STB_GNU_UNIQUE);
-        let visible = matches!(symbol.st_visibility(), elf::STV_DEFAULT | elf::STV_PROTECTED);
+        let outside = matches!(
+            symbol.st_bind(),
+            elf::STB_GLOBAL | elf::STB_WEAK | elf::STB_GNU_UNIQUE
+        );
+        let visible = matches!(
+            symbol.st_visibility(),
+            elf::STV_DEFAULT | elf::STV_PROTECTED
+        );
         if !outside || !visible || symbol.is_undefined(endian) {
             continue;
         }
@@ -79,7 +85,10 @@ fn judge_symbols(all: &[Exported], defined: &dyn Fn(&str) -> bool) -> Verdict {
     let doors = |e: &&Exported| e.name == C_SYMBOL || e.name == RUST_DOOR;
     let door: Vec<&str> = all.iter().filter(doors).map(|e| e.name.as_str()).collect();
     if door.is_empty() {
-        return Code::EntryMissing.because(format!("{} symbols are exported, none is `{C_SYMBOL}` or `{RUST_DOOR}`", all.len()));
+        return Code::EntryMissing.because(format!(
+            "{} symbols are exported, none is `{C_SYMBOL}` or `{RUST_DOOR}`",
+            all.len()
+        ));
     }
     if let Some(unique) = all.iter().find(|e| e.unique) {
         return Code::UniqueSymbol.because(format!("`{}`", unique.name));
@@ -94,7 +103,11 @@ fn judge_symbols(all: &[Exported], defined: &dyn Fn(&str) -> bool) -> Verdict {
     let shown: Vec<&str> = rest.iter().take(5).copied().collect();
     Verdict::passed(match rest.len() {
         0 => format!("`{}` and nothing else", door.join("`, `")),
-        n => format!("`{}`, and {n} more than a plugin needs: {} ...", door.join("`, `"), shown.join(", ")),
+        n => format!(
+            "`{}`, and {n} more than a plugin needs: {} ...",
+            door.join("`, `"),
+            shown.join(", ")
+        ),
     })
 }
 
@@ -136,12 +149,16 @@ fn linked(bytes: &[u8]) -> object::Result<Verdict> {
             _ => {}
         }
     }
-    let relative = |p: &&str| !p.starts_with('/') && !p.starts_with("$ORIGIN") && !p.starts_with("${ORIGIN}");
+    let relative =
+        |p: &&str| !p.starts_with('/') && !p.starts_with("$ORIGIN") && !p.starts_with("${ORIGIN}");
     let parts = paths.iter().flat_map(|p| p.split(':'));
     if let Some(path) = parts.into_iter().find(relative) {
         return Ok(Code::LibraryPath.because(format!("search path `{path}`")));
     }
-    if let Some(name) = needed.iter().find(|n| n.contains('/') && !n.starts_with('/')) {
+    if let Some(name) = needed
+        .iter()
+        .find(|n| n.contains('/') && !n.starts_with('/'))
+    {
         return Ok(Code::LibraryPath.because(format!("needed library `{name}`")));
     }
     let searched = match paths.is_empty() {
@@ -157,7 +174,8 @@ fn linked(bytes: &[u8]) -> object::Result<Verdict> {
 pub(super) fn panic(cx: &Context<'_>) -> Verdict {
     let stated = cx.loaded.plugin().description().panic.as_deref();
     if stated == Some("abort") {
-        return Code::PanicAborts.because("its description says so: a panic ends the host's process");
+        return Code::PanicAborts
+            .because("its description says so: a panic ends the host's process");
     }
     // A file without a table of local symbols says nothing; then the description is all there is.
     let runtimes = read(&cx.task.file).map(|bytes| runtimes(&bytes).unwrap_or_default());
@@ -214,8 +232,14 @@ mod tests {
         assert_eq!(code(&[(RUST_DOOR, false)], &[]), None);
         assert_eq!(code(&[], &[]), Some(Code::EntryMissing));
         assert_eq!(code(&[door, ("helper", false)], &[]), None);
-        assert_eq!(code(&[door, ("malloc", false)], &["malloc"]), Some(Code::ExportClash));
-        assert_eq!(code(&[door, ("_ZN1sE", true)], &[]), Some(Code::UniqueSymbol));
+        assert_eq!(
+            code(&[door, ("malloc", false)], &["malloc"]),
+            Some(Code::ExportClash)
+        );
+        assert_eq!(
+            code(&[door, ("_ZN1sE", true)], &[]),
+            Some(Code::UniqueSymbol)
+        );
         assert_eq!(code(&[door, ("_fini", false)], &["_fini"]), None);
     }
 

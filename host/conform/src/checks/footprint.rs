@@ -22,11 +22,19 @@ const ROUNDS: u64 = 8;
 pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
     let throwaway = bench.cx.throwaway;
     if throwaway.heap_bytes().is_none() {
-        return Ok(Verdict::Skipped("the C library here does not count its heap".into()));
+        return Ok(Verdict::Skipped(
+            "the C library here does not count its heap".into(),
+        ));
     }
-    let draft = draft_of(bench.spec, bench.form, &large(bench.spec, bench.form, WIDTH))?;
+    let draft = draft_of(
+        bench.spec,
+        bench.form,
+        &large(bench.spec, bench.form, WIDTH),
+    )?;
     let made = match &draft {
-        Some(draft) => Some(Judge::new(bench.spec, bench.form, draft).prepare(bench.cx.task.seed, false)?),
+        Some(draft) => {
+            Some(Judge::new(bench.spec, bench.form, draft).prepare(bench.cx.task.seed, false)?)
+        }
         None => None,
     };
     match made {

@@ -3,12 +3,12 @@
 //! Where a success would be a lie (nowhere to put an answer, views that are none), it is a fault, too. Memory around
 //! the outputs is watched all along.
 
-use structures_plugin_api::abi::{TensorView, STATUS_OK};
 use structures_loader::{BoundForm, RawBind, NULL_CALLS, NULL_ENTRIES};
+use structures_plugin_api::abi::{TensorView, STATUS_OK};
 use structures_suite::SuiteError;
 
 use super::layout::raw_of;
-use super::{poisoned, rooms, Bench, Verdict};
+use super::{matters, poisoned, rooms, Bench, Verdict};
 use crate::code::Code;
 use crate::room::{Lay, Room};
 
@@ -80,8 +80,12 @@ const ABSURD: &[Absurd] = &[
     ("the largest dim there is", true, |v| v.dims[0] = i64::MAX),
     ("all dims 2^40", true, |v| v.dims = [1 << 40; 8]),
     ("strides of 2^62", true, |v| v.strides = [1 << 62; 8]),
-    ("the largest strides there are", true, |v| v.strides = [i64::MAX; 8]),
-    ("the smallest strides there are", true, |v| v.strides = [i64::MIN; 8]),
+    ("the largest strides there are", true, |v| {
+        v.strides = [i64::MAX; 8]
+    }),
+    ("the smallest strides there are", true, |v| {
+        v.strides = [i64::MIN; 8]
+    }),
     ("an absent dtype", true, |v| v.dtype = 0),
     ("type id 99", true, |v| v.dtype = 99),
     ("type id 4294967295", true, |v| v.dtype = u32::MAX),
@@ -91,7 +95,9 @@ const ABSURD: &[Absurd] = &[
         let last = (v.rank.clamp(1, 8) - 1) as usize;
         v.dims[last] = (v.dims[last] - 1).max(0);
     }),
-    ("one row less", false, |v| v.dims[0] = (v.dims[0] - 1).max(0)),
+    ("one row less", false, |v| {
+        v.dims[0] = (v.dims[0] - 1).max(0)
+    }),
     ("type i8", false, |v| v.dtype = 6),
 ];
 
@@ -114,7 +120,11 @@ pub(super) fn absurd(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
             continue;
         }
         bench.at(&what, Some(own));
-        let answer = bench.cx.loaded.plugin().bind_raw(bench.cx.throwaway, &bind.0);
+        let answer = bench
+            .cx
+            .loaded
+            .plugin()
+            .bind_raw(bench.cx.throwaway, &bind.0);
         if due && answer.is_ok() {
             return Ok(Code::ArgumentAccepted.at(own, format!("{what}: bound")));
         }
@@ -123,8 +133,12 @@ pub(super) fn absurd(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
     let count = bench.case.inputs().len();
     let made = bench.case.want().len();
     let names: Vec<String> = bench.case.input_names().map(str::to_string).collect();
+    let watched = bench.keeps_to_its_outputs();
+    let read: Vec<bool> = (0..count).map(|index| matters(bench, index)).collect();
     for side in 0..2 {
         for index in 0..[count, made][side] {
+            // One that is not read need not be looked at.
+            let idle = side == 0 && !read[index];
             for (absurd, due, change) in ABSURD {
                 let own = seed;
                 seed += 1;
@@ -145,11 +159,14 @@ pub(super) fn absurd(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
                 let what = format!("call: {name}: {absurd}");
                 bench.at(&what, Some(own));
                 // Absent, it may be one that need not be there.
-                let optional = *absurd == "an absent dtype" && side == 0 && optional(bench, &names[index]);
-                if let Some(verdict) = poke(bench, &from, &to, *due && !optional, &what, own) {
+                let optional =
+                    *absurd == "an absent dtype" && side == 0 && optional(bench, &names[index]);
+                if let Some(verdict) =
+                    poke(bench, &from, &to, *due && !optional && !idle, &what, own)
+                {
                     return Ok(verdict);
                 }
-                if let Some(at) = outputs.iter().find_map(Room::touched) {
+                if let Some(at) = outputs.iter().find_map(Room::touched).filter(|_| watched) {
                     let text = format!("{what}: wrote {at} bytes from its first element");
                     return Ok(Code::WrittenBeyond.at(own, text));
                 }
@@ -159,10 +176,15 @@ pub(super) fn absurd(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
     }
     // Wrong numbers of arguments. More than it reads is not the form's concern.
     for (what, due, n, m) in [
-        ("call: no inputs", true, 0, made),
+        ("call: no inputs", read.contains(&true), 0, made),
         ("call: no outputs", true, count, 0),
         ("call: one input less", false, count.saturating_sub(1), made),
-        ("call: one output less", false, count, made.saturating_sub(1)),
+        (
+            "call: one output less",
+            false,
+            count,
+            made.saturating_sub(1),
+        ),
     ] {
         let own = seed;
         seed += 1;
@@ -183,6 +205,18 @@ pub(super) fn absurd(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
 fn optional(bench: &Bench<'_>, name: &str) -> bool {
     let port = bench.spec.inputs.iter().find(|p| p.name == name);
     port.is_none_or(|p| p.optional)
+}
+
+fn optional_slot(bench: &Bench<'_>, name: &str) -> bool {
+    let own = |slot: &structures_catalog::spec::Slot| {
+        let stem = slot.name.split('<').next().unwrap_or(&slot.name);
+        slot.name == name || (slot.repeat.is_some() && name.starts_with(stem))
+    };
+    bench
+        .spec
+        .weights
+        .iter()
+        .any(|slot| slot.optional && own(slot))
 }
 
 fn poke(
@@ -209,12 +243,19 @@ fn binds(bench: &Bench<'_>) -> Vec<(String, bool, (RawBind, Vec<Room>))> {
     };
     let request = bench.case.request();
     let weighs = !request.weights.is_empty();
-    push("args that say they are of 0 bytes", true, &|b| b.struct_size = 0);
+    push("args that say they are of 0 bytes", true, &|b| {
+        b.struct_size = 0
+    });
     push("no contract", false, &|b| b.contract = None);
     push("a contract that says it is of 0 bytes", false, &|b| {
-        b.contract = b.contract.map(|c| structures_plugin_api::abi::Contract { struct_size: 0, ..c });
+        b.contract = b.contract.map(|c| structures_plugin_api::abi::Contract {
+            struct_size: 0,
+            ..c
+        });
     });
-    push("arrays null, counts as they are", weighs, &|b| b.null_arrays = true);
+    push("arrays null, counts as they are", weighs, &|b| {
+        b.null_arrays = true
+    });
     push("no weights", weighs, &|b| b.weights.clear());
     if !request.statistics.is_empty() {
         push("no statistics", true, &|b| b.statistics.clear());
@@ -227,8 +268,12 @@ fn binds(bench: &Bench<'_>) -> Vec<(String, bool, (RawBind, Vec<Room>))> {
     ] {
         push(what, true, &|b| b.params = text.to_vec());
     }
-    push("params nested 100000 deep", true, &|b| b.params = vec![b'['; 100_000]);
-    push("params cut in the middle", true, &|b| b.params.truncate(b.params.len() / 2));
+    push("params nested 100000 deep", true, &|b| {
+        b.params = vec![b'['; 100_000]
+    });
+    push("params cut in the middle", true, &|b| {
+        b.params.truncate(b.params.len() / 2)
+    });
     for index in 0..request.weights.len() {
         let name = request.weights[index].0.clone();
         for (absurd, due, change) in ABSURD {
@@ -236,7 +281,10 @@ fn binds(bench: &Bench<'_>) -> Vec<(String, bool, (RawBind, Vec<Room>))> {
             if !means(absurd, &like) {
                 continue;
             }
-            push(&format!("weight `{name}`: {absurd}"), *due, &|b| change(&mut b.weights[index].1));
+            let due = *due && !(*absurd == "an absent dtype" && optional_slot(bench, &name));
+            push(&format!("weight `{name}`: {absurd}"), due, &|b| {
+                change(&mut b.weights[index].1)
+            });
         }
     }
     all

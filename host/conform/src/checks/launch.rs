@@ -29,6 +29,16 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
     }
     bench.at("release", None);
     drop(bound);
-    let dims: Vec<String> = case.request().params.dims.iter().map(|(s, n)| format!("{s}={n}")).collect();
-    Ok(Verdict::passed(format!("span {}, {}", case.request().span, dims.join(" "))))
+    let dims: Vec<String> = case
+        .request()
+        .params
+        .dims
+        .iter()
+        .map(|(s, n)| format!("{s}={n}"))
+        .collect();
+    Ok(Verdict::passed(format!(
+        "span {}, {}",
+        case.request().span,
+        dims.join(" ")
+    )))
 }

@@ -6,9 +6,10 @@
 
 use structures_loader::{BoundForm, HostTensor, RawBind};
 use structures_plugin_api::abi::{Contract, TensorView};
+use structures_suite::judge::{Judge, Made};
 use structures_suite::SuiteError;
 
-use super::{alike, call, once, poisoned, rooms, Bench, Verdict};
+use super::{alike, band, call, once, parity, poisoned, rooms, Bench, Verdict};
 use crate::code::Code;
 use crate::room::{Lay, Room};
 
@@ -33,26 +34,83 @@ const TURNED: Lay = Lay {
 };
 const GAPS: Lay = Lay { gap: 3, ..PLAIN };
 /// Off a vector's boundary, by a whole number of elements of any type.
-const ELEMENT: Lay = Lay {
-    offset: 8,
-    ..PLAIN
-};
-const ODD: Lay = Lay {
-    offset: 1,
-    ..PLAIN
-};
+const ELEMENT: Lay = Lay { offset: 8, ..PLAIN };
+const ODD: Lay = Lay { offset: 1, ..PLAIN };
+
+/// Cases beside the usual one that are bound with weights the other way round.
+const CASES: usize = 12;
 
 const WAYS: &[Way] = &[
-    Way { name: "weights stored the other way round", weights: TURNED, inputs: PLAIN, outputs: PLAIN, due: true },
-    Way { name: "weights as rows of a wider buffer", weights: GAPS, inputs: PLAIN, outputs: PLAIN, due: true },
-    Way { name: "weights aligned to their element", weights: ELEMENT, inputs: PLAIN, outputs: PLAIN, due: true },
-    Way { name: "inputs aligned to their element", weights: PLAIN, inputs: ELEMENT, outputs: PLAIN, due: true },
-    Way { name: "outputs aligned to their element", weights: PLAIN, inputs: PLAIN, outputs: ELEMENT, due: true },
-    Way { name: "inputs as rows of a wider buffer", weights: PLAIN, inputs: GAPS, outputs: PLAIN, due: false },
-    Way { name: "outputs as rows of a wider buffer", weights: PLAIN, inputs: PLAIN, outputs: GAPS, due: false },
-    Way { name: "weights at an odd address", weights: ODD, inputs: PLAIN, outputs: PLAIN, due: false },
-    Way { name: "inputs at an odd address", weights: PLAIN, inputs: ODD, outputs: PLAIN, due: false },
-    Way { name: "outputs at an odd address", weights: PLAIN, inputs: PLAIN, outputs: ODD, due: false },
+    Way {
+        name: "weights stored the other way round",
+        weights: TURNED,
+        inputs: PLAIN,
+        outputs: PLAIN,
+        due: true,
+    },
+    Way {
+        name: "weights as rows of a wider buffer",
+        weights: GAPS,
+        inputs: PLAIN,
+        outputs: PLAIN,
+        due: true,
+    },
+    Way {
+        name: "weights aligned to their element",
+        weights: ELEMENT,
+        inputs: PLAIN,
+        outputs: PLAIN,
+        due: true,
+    },
+    Way {
+        name: "inputs aligned to their element",
+        weights: PLAIN,
+        inputs: ELEMENT,
+        outputs: PLAIN,
+        due: true,
+    },
+    Way {
+        name: "outputs aligned to their element",
+        weights: PLAIN,
+        inputs: PLAIN,
+        outputs: ELEMENT,
+        due: true,
+    },
+    Way {
+        name: "inputs as rows of a wider buffer",
+        weights: PLAIN,
+        inputs: GAPS,
+        outputs: PLAIN,
+        due: false,
+    },
+    Way {
+        name: "outputs as rows of a wider buffer",
+        weights: PLAIN,
+        inputs: PLAIN,
+        outputs: GAPS,
+        due: false,
+    },
+    Way {
+        name: "weights at an odd address",
+        weights: ODD,
+        inputs: PLAIN,
+        outputs: PLAIN,
+        due: false,
+    },
+    Way {
+        name: "inputs at an odd address",
+        weights: PLAIN,
+        inputs: ODD,
+        outputs: PLAIN,
+        due: false,
+    },
+    Way {
+        name: "outputs at an odd address",
+        weights: PLAIN,
+        inputs: PLAIN,
+        outputs: ODD,
+        due: false,
+    },
 ];
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
@@ -60,6 +118,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
     let Ok(plain) = once(bench, case) else {
         return Ok(Verdict::Skipped("the usual case does not run".into()));
     };
+    let watched = plain.iter().all(|room| room.touched().is_none());
     let mut refused = Vec::new();
     let only = bench.cx.task.only;
     let numbered = WAYS.iter().zip(bench.cx.task.seed..);
@@ -67,7 +126,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
         bench.at(way.name, Some(seed));
         match lie(bench, way) {
             Ok(outputs) => {
-                if let Some(at) = outputs.iter().find_map(Room::touched) {
+                if let Some(at) = outputs.iter().find_map(Room::touched).filter(|_| watched) {
                     let text = format!("{}: wrote {at} bytes from its first element", way.name);
                     return Ok(Code::WrittenBeyond.at(seed, text));
                 }
@@ -79,6 +138,45 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
                 return Ok(Code::LayoutRefused.at(seed, format!("{}: {reason}", way.name)));
             }
             Err(_) => refused.push(way.name),
+        }
+    }
+    let after = bench.cx.task.seed + WAYS.len() as u64;
+    let cases = parity::cases(bench)?.into_iter();
+    let moved: Vec<_> = cases
+        .map(|(seed, v, draft)| (seed + after, v, draft))
+        .collect();
+    for (seed, version, draft) in parity::chosen(bench, moved, CASES) {
+        bench.at(
+            &format!("{}, weights stored the other way round", draft.name),
+            Some(seed),
+        );
+        let Ok(spec) = bench.cx.catalog.get_version(&bench.form.structure, version) else {
+            continue;
+        };
+        let Made::Ready(case) = Judge::new(spec, bench.form, &draft).prepare(seed, false)? else {
+            continue;
+        };
+        if band::is_edge(bench.form, case.shapes()) {
+            continue;
+        }
+        let Ok(plain) = once(bench, &case) else {
+            continue;
+        };
+        let mut request = case.request().clone();
+        request
+            .weights
+            .iter_mut()
+            .for_each(|(_, w)| *w = w.clone().swapped());
+        let bound = bench.bind_as(&request);
+        let inputs = rooms(&case.inputs(), PLAIN);
+        let mut outputs = poisoned(&case, PLAIN);
+        if let Err(e) = bound.and_then(|bound| call(&bound, &inputs, &mut outputs)) {
+            return Ok(Code::LayoutRefused.at(seed, format!("{}, weights turned: {e}", draft.name)));
+        }
+        if let Err(reason) = alike(&plain, &outputs, bench.slack()) {
+            return Ok(
+                Code::LayoutWrong.at(seed, format!("{}, weights turned: {reason}", draft.name))
+            );
         }
     }
     Ok(Verdict::passed(match refused.is_empty() {
@@ -98,7 +196,9 @@ fn lie(bench: &Bench<'_>, way: &Way) -> Result<Vec<Room>, String> {
     let bound = match way.weights {
         ODD => bind_raw(bench, &mut weights),
         _ => {
-            let views = weights.iter().map(|(name, room)| Ok((name.as_str(), room.view()?)));
+            let views = weights
+                .iter()
+                .map(|(name, room)| Ok((name.as_str(), room.view()?)));
             let views: Result<Vec<(&str, HostTensor<'_>)>, structures_loader::LoaderError> =
                 views.collect();
             let views = views.map_err(|e| e.to_string())?;
@@ -153,7 +253,11 @@ pub(super) fn raw_of(bench: &Bench<'_>) -> (RawBind, Vec<Room>) {
             1 => &[],
             _ => &[values.len()],
         };
-        let operand = structures_suite::operand::Operand::new(values, dims, structures_plugin_api::DType::F32);
+        let operand = structures_suite::operand::Operand::new(
+            values,
+            dims,
+            structures_plugin_api::DType::F32,
+        );
         (name, Room::of(&operand, PLAIN))
     });
     let statistics = views(statistics.collect());

@@ -3,11 +3,10 @@
 //! They may be refused. Where numbers come out, they are not finite only where the reference's are not, and a row that
 //! the reference loses to a NaN is not all finite. Weights that are not finite must not crash, that is all.
 
-
 use structures_suite::operand::{Data, Operand};
 use structures_suite::SuiteError;
 
-use super::{call, poisoned, rooms, Bench, Verdict};
+use super::{call, matters, poisoned, rooms, Bench, Verdict};
 use crate::code::Code;
 use crate::room::Lay;
 
@@ -23,6 +22,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
     let names: Vec<String> = case.input_names().map(str::to_string).collect();
     let (mut done, mut refused, mut seed) = (0, 0, bench.cx.task.seed);
     for (index, name) in names.iter().enumerate() {
+        let matters = matters(bench, index);
         for (word, value) in VALUES {
             let Some(input) = clean[index].as_ref().and_then(|i| spoiled(i, value)) else {
                 continue;
@@ -44,24 +44,33 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
             }
             let want = case.reference_of(&inputs)?;
             for (room, (output, want)) in outputs.iter().zip(&want) {
-                let want: Vec<f32> = want.to_dtype(candle_core::DType::F32)?.flatten_all()?.to_vec1()?;
+                let want: Vec<f32> = want
+                    .to_dtype(candle_core::DType::F32)?
+                    .flatten_all()?
+                    .to_vec1()?;
                 let (got, left) = (room.values(), room.intact());
                 let spread = (0..want.len())
                     .find(|i| want[*i].is_finite() && !got[*i].is_finite() && !left.contains(i));
                 if let Some(at) = spread {
-                    let text = format!("{what}: `{output}` at {at} is {}, the reference has {}", got[at], want[at]);
+                    let text = format!(
+                        "{what}: `{output}` at {at} is {}, the reference has {}",
+                        got[at], want[at]
+                    );
                     return Ok(Code::NonFiniteSpread.at(own, text));
                 }
                 let width = room.dims().last().copied().unwrap_or(1).max(1);
                 let lost = want.chunks(width).zip(got.chunks(width));
                 let swallowed = lost.enumerate().find(|(_, (want, got))| {
                     value.is_nan()
+                        && matters
                         && bench.form.activation_format == "none"
                         && want.iter().all(|v| v.is_nan())
                         && got.iter().all(|v| v.is_finite())
                 });
                 if let Some((row, _)) = swallowed {
-                    let text = format!("{what}: row {row} of `{output}` is finite, the reference's is all NaN");
+                    let text = format!(
+                        "{what}: row {row} of `{output}` is finite, the reference's is all NaN"
+                    );
                     return Ok(Code::NonFiniteSwallowed.at(own, text));
                 }
             }
@@ -77,7 +86,10 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
                 continue;
             }
             let mut request = case.request().clone();
-            bench.at(&format!("{word} in `{}`", request.weights[index].0), Some(own));
+            bench.at(
+                &format!("{word} in `{}`", request.weights[index].0),
+                Some(own),
+            );
             let Some(weight) = spoiled(&request.weights[index].1, value) else {
                 continue;
             };
