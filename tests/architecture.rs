@@ -71,6 +71,17 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
             "structures-conform",
         ],
     ),
+    (
+        "structures-conform",
+        "host/conform",
+        &[
+            "structures",
+            "structures-plugin-api",
+            "structures-catalog",
+            "structures-loader",
+            "structures-suite",
+        ],
+    ),
     ("xtask", "xtask", &[]),
     (
         "structures-plugin-portable",
@@ -119,6 +130,7 @@ const CORE: &[&str] = &[
     "host/loader/src",
     "host/core/src",
     "host/cli/src",
+    "host/conform/src",
     "tests/suite/src",
 ];
 
@@ -177,6 +189,7 @@ fn unsafe_has_an_address() {
         "host/bindings",
         "host/seams",
         "host/core",
+        "host/conform",
         "plugins/portable",
     ] {
         let lib = root().join(dir).join("src/lib.rs");

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn any_change_is_seen() {
+    fn b_440_b_308_any_change_is_seen() {
         let mut record = json!({"metrics": {"cosine": 0.9991}, "units": ["a", "b"], "ok": true});
         seal(&mut record).unwrap();
         assert!(verify(&record));

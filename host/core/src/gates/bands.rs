@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn edges_belong_to_the_better_band() {
+    fn b_303_edges_belong_to_the_better_band() {
         let below = |x: f64| f64::from_bits(x.to_bits() - 1);
         for (kind, name, pass, warn) in [
             (OutputKind::Values, "cosine", 0.999, 0.995),
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_low_band_warns_with_its_numbers() {
+    fn b_195_a_low_band_warns_with_its_numbers() {
         let mut metrics = Metrics::default();
         metrics.0.insert("cosine".into(), 0.5);
         let note = BandNote::new(OutputKind::Values, &metrics);

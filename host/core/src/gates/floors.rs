@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_shortfall_is_named_with_value_and_bound() {
+    fn b_304_the_first_shortfall_is_named_with_value_and_bound() {
         let m = metrics(&[("cosine", 0.99), ("max_abs", 0.5), ("p99_abs", 0.4)]);
         let met = Floors::new([("cosine", 0.99), ("max_abs", 0.5)]).unwrap();
         assert_eq!(met.first_shortfall(&m), Ok(None));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn nan_meets_neither_floor_nor_ceiling() {
+    fn b_304_nan_meets_neither_floor_nor_ceiling() {
         for (name, bound) in [("cosine", -2.0), ("max_abs", f64::INFINITY)] {
             let floors = Floors::new([(name, bound)]).unwrap();
             let short = floors
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn names_outside_the_table_are_invalid() {
+    fn b_304_names_outside_the_table_are_invalid() {
         for name in [
             "rel_err",
             "positions",
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unmeasured_metric_is_invalid_before_anything_runs() {
+    fn b_304_an_unmeasured_metric_is_invalid_before_anything_runs() {
         let floors = Floors::new([("kl_per_token", 0.1)]).unwrap();
         assert!(floors.check_kind(OutputKind::Distribution).is_ok());
         let error = floors.check_kind(OutputKind::Values).unwrap_err();

@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn identical_outputs_are_perfect_whatever_they_hold() {
+    fn b_301_identical_outputs_are_perfect_whatever_they_hold() {
         for held in [
             [0.0, 0.0, 0.0],
             [1e-12, 0.0, 1.0],
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn one_zero_side_scores_zero() {
+    fn b_301_one_zero_side_scores_zero() {
         let j = values(&[0.0, 0.0], &[1.0, 2.0]);
         assert_eq!(j.metrics.get("cosine"), Some(0.0));
         assert_eq!(j.metrics.get("relative_l2"), Some(1.0));
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn p99_is_a_rank_not_an_interpolation() {
+    fn b_301_p99_is_a_rank_not_an_interpolation() {
         let want = vec![0f32; 200];
         let got: Vec<f32> = (1..=200).map(|i| i as f32).collect();
         assert_eq!(values(&got, &want).metrics.get("p99_abs"), Some(198.0));
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn distributions_are_judged_by_position() {
+    fn b_302_distributions_are_judged_by_position() {
         let want = [1.0, 0.0, 0.0, 1.0, 2.0, 2.0];
         let got = [1.0, 0.0, 1.0, 0.0, 3.0, 3.0];
         let j = logits(&got, &want, 2);
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_take_the_first_index_and_nan_is_the_largest() {
+    fn b_302_ties_take_the_first_index_and_nan_is_the_largest() {
         assert_eq!(argmax(&[1.0, 3.0, 3.0]), 1);
         assert_eq!(argmax(&[1.0, f32::NAN, 9.0, f32::NAN]), 1);
         assert_eq!(argmax(&[f32::NEG_INFINITY; 2]), 0);
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_must_be_equal_and_hold_something() {
+    fn b_301_shapes_must_be_equal_and_hold_something() {
         let kind = OutputKind::Values;
         let wrong = measure(kind, (&[0.0; 4], &[1, 4]), (&[0.0; 12], &[3, 4])).unwrap_err();
         assert!(wrong.to_string().contains("[3, 4]") && wrong.to_string().contains("[1, 4]"));
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_comes_from_the_outputs_or_by_name() {
+    fn b_300_the_kind_comes_from_the_outputs_or_by_name() {
         assert_eq!(
             OutputKind::of_outputs(["hidden", "logits"]),
             OutputKind::Distribution

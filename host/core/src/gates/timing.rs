@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn arms_alternate_and_warm_up_outside_the_timing() {
+    fn b_305_arms_alternate_and_warm_up_outside_the_timing() {
         let (clock, log) = (Hand::default(), RefCell::new(String::new()));
         let run = |name, ms| {
             let (clock, log) = (&clock, &log);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_ratio_decides_not_the_best_round() {
+    fn b_305_b_190_the_median_ratio_decides_not_the_best_round() {
         let (clock, calls) = (Hand::default(), Cell::new(0u64));
         let base = || {
             clock.pass(10);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unmeasurable_ratio_is_no_win() {
+    fn b_190_an_unmeasurable_ratio_is_no_win() {
         let nan = Paired {
             host_ms: 1.0,
             treated_ms: 1.0,
