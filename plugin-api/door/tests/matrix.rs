@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use structures_fixture_plugin::{c_fixture, c_fixture_by, fixture_copy, Fault};
+use structures_fixture_plugin::{c_compiler, c_fixture, c_fixture_by, fixture_copy, Fault};
 use structures_loader::{
     row_capacity, BindSpec, Environment, HostTensor, HostTensorMut, Plugin, PluginError, PluginRow,
     Registry, ScanMode, ScanOptions,
@@ -292,18 +292,40 @@ fn nobody_sees_which_door_a_plugin_came_through() {
     }
 }
 
+/// C compilers of this machine that are not the one every other fixture is built with.
+fn other_c_compilers() -> Vec<std::ffi::OsString> {
+    let found = |name: &std::ffi::OsStr| {
+        let path = std::env::var_os("PATH")?;
+        std::env::split_paths(&path).find_map(|dir| dir.join(name).canonicalize().ok())
+    };
+    let own = found(&c_compiler());
+    let mut seen = Vec::from([own]);
+    ["clang", "gcc", "tcc", "icx"]
+        .into_iter()
+        .map(std::ffi::OsString::from)
+        .filter(|name| {
+            let file = found(name);
+            let new = file.is_some() && !seen.contains(&file);
+            seen.push(file);
+            new
+        })
+        .collect()
+}
+
 #[test]
 fn a_plugin_of_another_c_compiler_is_used_like_any_other() {
-    let clang = "clang".into();
-    if let Err(e) = Command::new(&clang).arg("--version").output() {
-        println!("skipped: no other C compiler here (clang: {e})");
-        return;
+    let compilers = other_c_compilers();
+    if compilers.is_empty() {
+        println!("skipped: no C compiler here beside {:?}", c_compiler());
     }
-    let place = Place::new();
-    c_fixture_by(&clang, &place.plugins, "clang_fixture", &[]);
-    let registry = place.scan();
-    assert_eq!(outcome(&registry, "clang_fixture"), "loaded");
-    computes(registry.plugin("clang_fixture").expect("loaded"), "f32").expect("computes");
+    for (i, compiler) in compilers.iter().enumerate() {
+        let place = Place::new();
+        let id = format!("other_{i}");
+        c_fixture_by(compiler, &place.plugins, &id, &[]);
+        let registry = place.scan();
+        assert_eq!(outcome(&registry, &id), "loaded", "{compiler:?}");
+        computes(registry.plugin(&id).expect("loaded"), "f32").expect("computes");
+    }
 }
 
 /// A toolchain that is not the one these tests were built with.
