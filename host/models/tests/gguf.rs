@@ -359,8 +359,8 @@ fn vocabularies_that_cannot_be_read() {
     };
     let text = |s: &str| Value::String(s.into());
     names_all(
-        replace("tokenizer.ggml.model", text("bert")),
-        &["tokenizer.ggml.model", "`bert`", "gpt2"],
+        replace("tokenizer.ggml.model", text("rwkv")),
+        &["tokenizer.ggml.model", "`rwkv`", "gpt2"],
     );
     names_all(
         replace("tokenizer.ggml.tokens", text("x")),

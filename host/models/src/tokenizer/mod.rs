@@ -1,22 +1,36 @@
 //! Text to token ids and back, from `tokenizer.json` or from a GGUF's own vocabulary.
 //!
-//! The `tokenizers` crate does the work; here are only where the facts come from, which tokens end a text, and a
-//! decoder that never gives half a character.
+//! A `tokenizer.json` is the `tokenizers` crate's, a GGUF's vocabulary is cut as readers of that format cut it. Here
+//! are where the facts come from, which tokens end a text, conversations (`chat`), and a decoder that never gives half
+//! a character.
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
-use crate::checkpoint::{read_json_object, Checkpoint, Metadata};
+use crate::checkpoint::{Checkpoint, Metadata};
 use crate::config::DecoderConfig;
 use crate::ModelError;
 
-mod by_score;
-mod from_gguf;
+mod chat;
+mod pieces;
+mod splits;
+mod vocabulary;
+mod words;
+
+pub use chat::Message;
+
+/// Bytes a `tokenizer.json` may have: the largest published ones have 35 MB.
+const MAX_BYTES: u64 = 256 << 20;
+
+enum Inner {
+    /// A `tokenizer.json`.
+    Published(Box<tokenizers::Tokenizer>),
+    /// The vocabulary in a GGUF.
+    Stored(Box<vocabulary::Vocabulary>),
+}
 
 /// A tokenizer and what belongs to it.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Inner,
     path: PathBuf,
     bos: Option<u32>,
     eos: Vec<u32>,
@@ -41,19 +55,14 @@ impl Tokenizer {
                 if !path.is_file() {
                     return Ok(None);
                 }
-                let inner = tokenizers::Tokenizer::from_file(&path).map_err(|e| {
-                    fault(
-                        &path,
-                        e.to_string(),
-                        "get the file again, it must be a tokenizer.json",
-                    )
-                })?;
-                (inner, path, chat_template(checkpoint.path())?)
+                let inner = Inner::Published(Box::new(published(&path)?));
+                (inner, path, chat::template(checkpoint.path())?)
             }
             Metadata::Gguf(meta) => {
-                let Some(inner) = from_gguf::tokenizer(checkpoint.path(), meta)? else {
+                let Some(inner) = vocabulary::read(checkpoint.path(), meta)? else {
                     return Ok(None);
                 };
+                let inner = Inner::Stored(Box::new(inner));
                 let template = meta.text("tokenizer.chat_template").map(String::from);
                 (inner, checkpoint.path().to_path_buf(), template)
             }
@@ -70,25 +79,28 @@ impl Tokenizer {
     /// Token ids of a text. `add_special` puts the tokens around it that the tokenizer itself declares (a first
     /// token, mostly none).
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
-        let encoding = self.inner.encode_fast(text, add_special).map_err(|e| {
-            fault(
-                &self.path,
-                e.to_string(),
-                "the text cannot be tokenised with this vocabulary",
-            )
-        })?;
-        Ok(encoding.get_ids().to_vec())
+        let ids = match &self.inner {
+            Inner::Published(t) => t
+                .encode_fast(text, add_special)
+                .map(|e| e.get_ids().to_vec())
+                .map_err(|e| e.to_string()),
+            Inner::Stored(v) => v.encode(text, add_special),
+        };
+        ids.map_err(|reason| {
+            let help = "the text cannot be tokenised with this vocabulary";
+            fault(&self.path, reason, help)
+        })
     }
 
     /// The text of tokens, special ones included; bytes that are no UTF-8 become replacement characters.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, ModelError> {
-        self.inner.decode(tokens, false).map_err(|e| {
-            fault(
-                &self.path,
-                e.to_string(),
-                "the tokens come from another vocabulary",
-            )
-        })
+        match &self.inner {
+            Inner::Published(t) => t.decode(tokens, false).map_err(|e| {
+                let help = "the tokens come from another vocabulary";
+                fault(&self.path, e.to_string(), help)
+            }),
+            Inner::Stored(v) => Ok(v.decode(tokens)),
+        }
     }
 
     /// A decoder for tokens that come one by one.
@@ -112,17 +124,49 @@ impl Tokenizer {
 
     /// Number of tokens it knows.
     pub fn vocab_size(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        match &self.inner {
+            Inner::Published(t) => t.get_vocab_size(true),
+            Inner::Stored(v) => v.size(),
+        }
     }
 
     /// The id of a token by its text.
     pub fn token_id(&self, text: &str) -> Option<u32> {
-        self.inner.token_to_id(text)
+        match &self.inner {
+            Inner::Published(t) => t.token_to_id(text),
+            Inner::Stored(v) => v.id(text),
+        }
     }
 
-    /// The chat template as published, not applied anywhere yet.
+    fn token(&self, id: u32) -> Option<String> {
+        match &self.inner {
+            Inner::Published(t) => t.id_to_token(id),
+            Inner::Stored(v) => v.token(id).map(String::from),
+        }
+    }
+
+    /// The chat template as published.
     pub fn chat_template(&self) -> Option<&str> {
         self.chat_template.as_deref()
+    }
+
+    /// A conversation as the text the model was trained on, by its own template. `open_answer` ends it with the
+    /// beginning of an answer. Encode it without special tokens: the template writes them.
+    pub fn chat(&self, messages: &[Message], open_answer: bool) -> Result<String, ModelError> {
+        let Some(template) = self.chat_template() else {
+            let help = "give the text itself: a model without a template is no chat model";
+            return Err(fault(
+                &self.path,
+                "expected a chat template, found none",
+                help,
+            ));
+        };
+        let token = |id: Option<u32>| id.and_then(|id| self.token(id)).unwrap_or_default();
+        let (bos, eos) = (token(self.bos), token(self.eos.first().copied()));
+        chat::render(template, messages, open_answer, &bos, &eos).map_err(|reason| {
+            let help = "the template does not take this conversation";
+            fault(&self.path, format!("chat template: {reason}"), help)
+        })
     }
 }
 
@@ -172,31 +216,22 @@ impl TextStream<'_> {
     }
 }
 
-/// `tokenizer_config.json` holds a template or a list of named ones; a file of its own is newer.
-fn chat_template(dir: &Path) -> Result<Option<String>, ModelError> {
-    let own = dir.join("chat_template.jinja");
-    if own.is_file() {
-        let help = "get the file again";
-        return std::fs::read_to_string(&own)
-            .map(Some)
-            .map_err(|e| ModelError::io(&own, "read it", e, help));
+/// Reads a `tokenizer.json`. Its fault names the file; a panic in its reader is a fault too.
+fn published(path: &Path) -> Result<tokenizers::Tokenizer, ModelError> {
+    let help = "get the file again, it must be a tokenizer.json";
+    let size =
+        std::fs::metadata(path).map_err(|e| ModelError::io(path, "read its size", e, help))?;
+    if size.len() > MAX_BYTES {
+        let reason = format!("expected at most {MAX_BYTES} bytes, found {}", size.len());
+        return Err(fault(path, reason, help));
     }
-    let config = dir.join("tokenizer_config.json");
-    if !config.is_file() {
-        return Ok(None);
+    let bytes = std::fs::read(path).map_err(|e| ModelError::io(path, "read it", e, help))?;
+    let read = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(&bytes));
+    match read {
+        Ok(Ok(t)) => Ok(t),
+        Ok(Err(e)) => Err(fault(path, e.to_string(), help)),
+        Err(_) => Err(fault(path, "its parts contradict each other", help)),
     }
-    let map = read_json_object(&config)?;
-    let named = |list: &Vec<Value>| {
-        let entry = list
-            .iter()
-            .find(|e| e.get("name").and_then(Value::as_str) == Some("default"));
-        entry?.get("template")?.as_str().map(String::from)
-    };
-    Ok(match map.get("chat_template") {
-        Some(Value::String(s)) => Some(s.clone()),
-        Some(Value::Array(list)) => named(list),
-        _ => None,
-    })
 }
 
 pub(crate) fn fault(path: &Path, reason: impl Into<String>, help: &str) -> ModelError {
