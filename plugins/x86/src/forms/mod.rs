@@ -147,6 +147,7 @@ mod tests {
                 .map(|(k, v)| ((*k).to_string(), (*v).to_string()))
                 .collect(),
             params: BTreeMap::from([("eps".to_string(), 1e-5.into())]),
+            outputs: (0..case.outputs.len()).map(|i| format!("y_{i}")).collect(),
             ..BindParams::default()
         };
         let mut request = BindRequest::new("w8a16", case.span, params, &contract);
