@@ -126,7 +126,8 @@ static void counted_free(void *memory)
 #define FIXTURE_FORM(name, format, band, weights, quantises)                                      \
     "{\"structure\":\"linear_proj\",\"spec_versions\":[1],\"name\":\"" name "\",\"format\":\""    \
     format "\",\"spans\":[\"proj\"" SPAN "],\"dtypes\":[\"f32\"" TYPO "],\"variants\":{\"bias\":[\"none\","       \
-    "\"add\"],\"epilogue\":[\"none\",\"residual_add\"]},\"band\":{" band "},\"weight_format\":\"" weights  \
+    "\"add\"],\"epilogue\":[\"none\",\"residual_add\"],\"in_dtype\":[\"bf16\"]},\"band\":{" band                              \
+    "},\"weight_format\":\"" weights                                                              \
     "\",\"tolerance\":1e-4,\"precision_rank\":0,\"quantises\":" quantises                         \
     ",\"concurrent\":" CONCURRENT "}"
 

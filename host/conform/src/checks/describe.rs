@@ -12,7 +12,7 @@ use structures_suite::cases::width_symbols;
 use super::{Context, Verdict};
 use crate::code::Code;
 
-const STATISTICS: [&str; 3] = ["amax", "second_moment", "content"];
+const STATISTICS: [&str; 4] = ["none", "amax", "second_moment", "content"];
 const GRANULARITIES: [&str; 2] = ["tensor", "channel"];
 /// Names of dtypes and formats that `activation_format` may be.
 const ACTIVATIONS: [&str; 7] = ["none", "bf16", "f16", "e4m3", "e5m2", "int8", "nvfp4"];
