@@ -44,7 +44,6 @@
  *   CLASHES, UNIQUE              exports a name of the C library; a unique symbol
  */
 #include <math.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,9 +125,8 @@ static void counted_free(void *memory)
 #define FIXTURE_FORM(name, format, band, weights, quantises)                                      \
     "{\"structure\":\"linear_proj\",\"spec_versions\":[1],\"name\":\"" name "\",\"format\":\""    \
     format "\",\"spans\":[\"proj\"" SPAN "],\"dtypes\":[\"f32\"" TYPO "],\"variants\":{\"bias\":[\"none\","       \
-    "\"add\"],\"epilogue\":[\"none\",\"residual_add\"],\"in_dtype\":[\"bf16\"]},\"band\":{" band                              \
-    "},\"weight_format\":\"" weights                                                              \
-    "\",\"tolerance\":1e-4,\"precision_rank\":0,\"quantises\":" quantises                         \
+    "\"add\"],\"epilogue\":[\"none\",\"residual_add\"],\"in_dtype\":[\"bf16\"]},\"band\":{"     \
+    band "},\"weight_format\":\"" weights "\",\"tolerance\":1e-4,\"precision_rank\":0,\"quantises\":" quantises                         \
     ",\"concurrent\":" CONCURRENT "}"
 
 static const char FIXTURE_DESCRIPTION[] =
@@ -177,6 +175,9 @@ static void fixture_close(void *p)
 
 /* Faults of the validator's tests. ---------------------------------------------------------- */
 
+/* Where a write ends the process. A raised signal would not: handlers of a host may return from it. */
+static int *volatile nowhere = NULL;
+
 static structures_status fixture_probe(void *p, structures_str name, uint32_t device,
                                        structures_str shapes, structures_bytes *out,
                                        structures_error *error)
@@ -208,7 +209,7 @@ static structures_status fixture_bind(void *p, const structures_bind_args *args,
 #ifdef FLAG_CRASH
     for (size_t i = 0; args && args->weights && i < args->n_weights; i++)
         if (args->weights[i].flags)
-            raise(SIGSEGV);
+            *nowhere = 1;
 #endif
 #ifdef IGNORES_STRIDES
     structures_tensor_view views[8];
@@ -281,7 +282,7 @@ static structures_status spoiled_call(void *instance, const structures_call_ctx 
 #endif
 #ifdef EDGE_CRASH
     if (f->codes && x.count == 8)
-        raise(SIGSEGV);
+        *nowhere = 1;
 #endif
 #ifdef ADDS
     const float first = *row(&y, 0);

@@ -26,8 +26,9 @@ const USUAL: [&str; 8] = [
     "__cxa_finalize",
     "rust_eh_personality",
 ];
-/// As mangled: the runtime of a library whose panics end the process, and of one whose panics unwind.
-const ABORTING: &str = "11panic_abort";
+/// As mangled: what every Rust library that can panic has, and what only one has whose panics unwind. The runtime that
+/// aborts leaves no name of its own.
+const PANICKING: &str = "9panicking";
 const UNWINDING: &str = "12panic_unwind";
 
 fn read(path: &Path) -> Result<Vec<u8>, Verdict> {
@@ -182,7 +183,7 @@ pub(super) fn panic(cx: &Context<'_>) -> Verdict {
     match (stated, runtimes) {
         (_, Err(verdict)) => verdict,
         (_, Ok((true, false))) => Code::PanicAborts.because(format!(
-            "it is linked with the runtime that aborts, its description says {}",
+            "its symbols have no trace of unwinding, its description says {}",
             stated.unwrap_or("nothing")
         )),
         (Some(stated), _) => Verdict::passed(format!("a panic unwinds (`{stated}`)")),
@@ -191,7 +192,7 @@ pub(super) fn panic(cx: &Context<'_>) -> Verdict {
     }
 }
 
-/// Whether symbols of the aborting and of the unwinding runtime are there.
+/// Whether symbols of panicking, and of panics that unwind, are there.
 fn runtimes(bytes: &[u8]) -> object::Result<(bool, bool)> {
     let header = Header::parse(bytes)?;
     let endian = header.endian()?;
@@ -201,7 +202,7 @@ fn runtimes(bytes: &[u8]) -> object::Result<(bool, bool)> {
     for symbol in table.iter() {
         let name = symbol.name(endian, table.strings()).unwrap_or_default();
         let name = String::from_utf8_lossy(name);
-        found.0 |= name.contains(ABORTING);
+        found.0 |= name.contains(PANICKING);
         found.1 |= name.contains(UNWINDING);
     }
     Ok(found)
