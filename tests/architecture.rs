@@ -68,6 +68,18 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
             "structures-models",
             "structures-seams",
             "structures-loader",
+            "structures-conform",
+        ],
+    ),
+    (
+        "structures-conform",
+        "host/conform",
+        &[
+            "structures",
+            "structures-plugin-api",
+            "structures-catalog",
+            "structures-loader",
+            "structures-suite",
         ],
     ),
     ("xtask", "xtask", &[]),
@@ -118,6 +130,7 @@ const CORE: &[&str] = &[
     "host/loader/src",
     "host/core/src",
     "host/cli/src",
+    "host/conform/src",
     "tests/suite/src",
 ];
 
@@ -176,6 +189,7 @@ fn unsafe_has_an_address() {
         "host/bindings",
         "host/seams",
         "host/core",
+        "host/conform",
         "plugins/portable",
     ] {
         let lib = root().join(dir).join("src/lib.rs");

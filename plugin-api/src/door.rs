@@ -194,6 +194,7 @@ unsafe extern "C" fn probe<T: Backend>(
         };
         let shapes: ProbeShapes = serde_json::from_str(shapes)
             .map_err(|e| Failure::invalid("params", format!("shapes: {e}")))?;
+        on_the_cpu::<T>(device)?;
         let report = backend.probe(form, device, &shapes)?;
         serde_json::to_vec(&report)
             .map_err(|e| Failure::failed("probe", format!("does not serialise: {e}")))
@@ -230,6 +231,7 @@ unsafe extern "C" fn bind<T: Backend>(
         let args = args.ok_or_else(|| Failure::invalid("argument", "the bind args are null"))?;
         // SAFETY: as above.
         let request = unsafe { BindRequest::from_raw(args) }?;
+        on_the_cpu::<T>(request.device)?;
         instance::<T>(&request, backend.bind(&request)?)
     });
     let made = made.map(|form| Box::into_raw(Box::new(form)).cast::<c_void>());
@@ -255,6 +257,15 @@ fn instance<T: Backend>(
         return Err(Failure::failed("description", text));
     }
     Ok(instance)
+}
+
+/// A backend without devices is asked for the CPU and nothing else.
+fn on_the_cpu<T: Backend>(device: u32) -> Result<(), Failure> {
+    if T::DEVICES || device == 0 {
+        return Ok(());
+    }
+    let text = format!("device {device}, this backend is of the CPU (0)");
+    Err(Failure::refused("device_unknown", text))
 }
 
 /// # Safety

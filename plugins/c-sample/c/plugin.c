@@ -232,10 +232,34 @@ static float element(const structures_tensor_view *view, int64_t offset)
     return value;
 }
 
+/* Whether rank, sizes and strides are ones that memory can have: no sum or product below overflows. */
+static bool sane(const structures_tensor_view *view)
+{
+    const int64_t limit = INT64_MAX / 16;
+    int64_t count = 1, reach = 0;
+    if (view->rank > STRUCTURES_MAX_RANK)
+        return false;
+    for (uint32_t d = 0; d < view->rank; d++) {
+        const int64_t dim = view->dims[d], stride = view->strides[d];
+        if (dim < 0 || (dim > 0 && count > limit / dim))
+            return false;
+        count *= dim;
+        if (dim <= 1 || stride == 0)
+            continue;
+        if (stride > limit || stride < -limit)
+            return false;
+        const int64_t step = stride < 0 ? -stride : stride;
+        if (dim - 1 > (limit - reach) / step)
+            return false;
+        reach += (dim - 1) * step;
+    }
+    return true;
+}
+
 static bool readable(const structures_tensor_view *view, uint32_t rank)
 {
     const bool known = view->dtype == STRUCTURES_DTYPE_F32 || view->dtype == STRUCTURES_DTYPE_BF16;
-    return known && view->rank == rank && view->device == 0 && view->data;
+    return known && view->rank == rank && view->device == 0 && view->data && sane(view);
 }
 
 /* The host's definition: max(amax / 127, 1e-8), half to even, -128 unused, NaN is 0. */
@@ -300,6 +324,8 @@ bind(void *p, const structures_bind_args *args, void **out, structures_error *er
 {
     if (!p || !args || !out || args->struct_size < sizeof *args || !args->contract)
         return no(error, STRUCTURES_STATUS_INVALID, "argument", "null, or short bind args");
+    if (args->n_weights > 0 && (!args->weight_names || !args->weights))
+        return no(error, STRUCTURES_STATUS_INVALID, "argument", "weights without an array");
     if (args->device != 0)
         return no(error, STRUCTURES_STATUS_REFUSED, "device_unknown", "this backend is of the CPU");
     const bool int8 = text_is(args->form, "w8a16_static");
@@ -370,16 +396,14 @@ typedef struct rows {
 static bool rows_of(const structures_tensor_view *view, size_t width, rows *out)
 {
     if (view->dtype != STRUCTURES_DTYPE_F32 || view->device != 0 || view->rank < 1 ||
-        view->rank > STRUCTURES_MAX_RANK || view->dims[view->rank - 1] != (int64_t)width)
+        !sane(view) || view->dims[view->rank - 1] != (int64_t)width ||
+        (uintptr_t)view->data % sizeof(float) != 0)
         return false;
     out->view = view;
     out->stride = view->strides[view->rank - 1];
     out->count = 1;
-    for (uint32_t d = 0; d + 1 < view->rank; d++) {
-        if (view->dims[d] < 0)
-            return false;
+    for (uint32_t d = 0; d + 1 < view->rank; d++)
         out->count *= (size_t)view->dims[d];
-    }
     return view->data || out->count == 0;
 }
 

@@ -98,6 +98,7 @@ impl Backend for X86 {
                 );
                 Failure::refused("form_unknown", text)
             })?;
+        request.admitted_by(&(form.declare)())?;
         self.host.log(
             LogLevel::Debug,
             "bind",

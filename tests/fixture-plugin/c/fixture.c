@@ -20,7 +20,31 @@
  *                                file that STRUCTURES_FIXTURE_COUNTS names when the plugin is closed
  *   NOOP                         calls do nothing
  *   NO_ERROR_TEXT                errors are answered without code and message
+ *
+ * For the validator, each wrong in one way and right in every other:
+ *   BEYOND, HALF, ADDS           writes behind its output; leaves its last element; adds to what it held
+ *   WRITES_INPUT                 changes an input
+ *   SCALE                        numbers times this
+ *   NOISE                        other last bits in every call
+ *   SHARED                       declares `concurrent` and keeps its input in a static
+ *   EDGE_CRASH, EDGE_WRONG       at 8 rows, the edge of the int8 form's band
+ *   NO_BAND                      its probe knows no band
+ *   HANGS, EXITS                 every call
+ *   NULL_CRASH, NULL_YES         bind reads args that are null; describe answers success without a place for it
+ *   TRUSTS                       believes every view
+ *   FLAG_CRASH                   bind, when a flag of a view is set
+ *   REFUSES                      cannot bind what it describes
+ *   SAYS_YES                     its probe serves any form on any device
+ *   LIES, BOASTS, LEAKS          facts of nothing, facts of a megabyte more, release of nothing
+ *   SPREADS, SWALLOWS            a NaN in one row is in all; a NaN becomes 0
+ *   IGNORES_STRIDES              reads weights as if they lay row by row
+ *   SLOW_DESCRIBE, COUNTS_DESCRIBE, ENV_DESCRIBE   waits; says another text each time, or by the environment
+ *   SPAN, TYPO                   another span; another dtype beside the right ones
+ *   DESCRIBED_API                API of the document alone
+ *   CLASHES, UNIQUE              exports a name of the C library; a unique symbol
  */
+#include <math.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,6 +96,9 @@ static void counted_free(void *memory)
 #ifndef ID
 #define ID "c_fixture"
 #endif
+#ifdef DESCRIBED_API
+#define API DESCRIBED_API
+#endif
 #ifndef API
 #define API STRUCTURES_API_VERSION
 #endif
@@ -89,9 +116,16 @@ static void counted_free(void *memory)
 #define CONCURRENT "true"
 #endif
 
+#ifndef SPAN
+#define SPAN ""
+#endif
+#ifndef TYPO
+#define TYPO ""
+#endif
+
 #define FIXTURE_FORM(name, format, band, weights, quantises)                                      \
     "{\"structure\":\"linear_proj\",\"spec_versions\":[1],\"name\":\"" name "\",\"format\":\""    \
-    format "\",\"spans\":[\"proj\"],\"dtypes\":[\"f32\"],\"variants\":{\"bias\":[\"none\","       \
+    format "\",\"spans\":[\"proj\"" SPAN "],\"dtypes\":[\"f32\"" TYPO "],\"variants\":{\"bias\":[\"none\","       \
     "\"add\"],\"epilogue\":[\"none\",\"residual_add\"]},\"band\":{" band "},\"weight_format\":\"" weights  \
     "\",\"tolerance\":1e-4,\"precision_rank\":0,\"quantises\":" quantises                         \
     ",\"concurrent\":" CONCURRENT "}"
@@ -104,6 +138,25 @@ static const char FIXTURE_DESCRIPTION[] =
 
 static structures_status fixture_describe(structures_bytes *out, structures_error *error)
 {
+#ifdef SLOW_DESCRIBE
+    const struct timespec long_time = {1, 300000000};
+    nanosleep(&long_time, NULL);
+#endif
+#ifdef NULL_YES
+    if (!out)
+        return STRUCTURES_STATUS_OK;
+#endif
+#if defined(COUNTS_DESCRIBE) || defined(ENV_DESCRIBE)
+    static int asked;
+    char text[sizeof FIXTURE_DESCRIPTION + 64];
+#ifdef COUNTS_DESCRIBE
+    const int spaces = ++asked % 7;
+#else
+    const int spaces = getenv("HOME") ? 3 : asked;
+#endif
+    snprintf(text, sizeof text, "%s%*s", FIXTURE_DESCRIPTION, spaces, "");
+    return answer(out, text, error);
+#endif
     return answer(out, FIXTURE_DESCRIPTION, error);
 }
 
@@ -120,6 +173,186 @@ static void fixture_close(void *p)
     }
 #endif
 }
+
+/* Faults of the validator's tests. ---------------------------------------------------------- */
+
+static structures_status fixture_probe(void *p, structures_str name, uint32_t device,
+                                       structures_str shapes, structures_bytes *out,
+                                       structures_error *error)
+{
+#ifdef SAYS_YES
+    (void)p, (void)name, (void)device, (void)shapes;
+    return answer(out, "{\"probed\":true}", error);
+#endif
+#ifdef NO_BAND
+    /* As the other form, which has none. */
+    if (text_is(name, "w8a16_static")) {
+        name.ptr = (const uint8_t *)"f32";
+        name.len = 3;
+    }
+#endif
+    return probe(p, name, device, shapes, out, error);
+}
+
+static structures_status fixture_bind(void *p, const structures_bind_args *args, void **out,
+                                      structures_error *error)
+{
+#ifdef NULL_CRASH
+    volatile uint32_t size = args->struct_size;
+    (void)size;
+#endif
+#ifdef REFUSES
+    return no(error, STRUCTURES_STATUS_REFUSED, "not_today", "planted in bind");
+#endif
+#ifdef FLAG_CRASH
+    for (size_t i = 0; args && args->weights && i < args->n_weights; i++)
+        if (args->weights[i].flags)
+            raise(SIGSEGV);
+#endif
+#ifdef IGNORES_STRIDES
+    structures_tensor_view views[8];
+    structures_bind_args plain;
+    if (args && args->weights && args->n_weights <= 8 && args->struct_size >= sizeof plain) {
+        plain = *args;
+        memcpy(views, args->weights, args->n_weights * sizeof *views);
+        for (size_t i = 0; i < args->n_weights; i++)
+            if (views[i].rank == 2 && sane(&views[i]) && views[i].data) {
+                views[i].strides[0] = views[i].dims[1];
+                views[i].strides[1] = 1;
+            }
+        plain.weights = views;
+        args = &plain;
+        return bind(p, args, out, error);
+    }
+#endif
+    return bind(p, args, out, error);
+}
+
+static void fixture_facts(void *instance, structures_form_facts *out)
+{
+    facts(instance, out);
+#ifdef LIES
+    if (out)
+        memset(out, 0, sizeof *out);
+#endif
+#ifdef BOASTS
+    if (out)
+        out->packed_bytes += 1 << 20;
+#endif
+}
+
+static void fixture_release(void *instance)
+{
+#ifndef LEAKS
+    release_form(instance);
+#endif
+    (void)instance;
+}
+
+/* The right call, and what is wrong about it. */
+static structures_status spoiled_call(void *instance, const structures_call_ctx *ctx,
+                                      const structures_tensor_view *in, size_t n_in,
+                                      const structures_tensor_view *out, size_t n_out,
+                                      const structures_tensor_view *states, size_t n_states,
+                                      structures_error *error)
+{
+    const form *f = instance;
+    rows x, y;
+    const bool good = f && ctx && in && out && n_in == 2 && n_out == 1 &&
+                      rows_of(&in[0], f->k, &x) && rows_of(&out[0], f->n, &y) &&
+                      x.count == y.count && y.count > 0;
+#ifdef TRUSTS
+    if (f && out && n_out > 0)
+        *(volatile float *)out[0].data = *(volatile float *)in[0].data;
+#endif
+    if (!good)
+        return call(instance, ctx, in, n_in, out, n_out, states, n_states, error);
+    float *last = row(&y, y.count - 1) + (f->n - 1) * y.stride;
+    const float before = *last;
+    float held[8] = {0};
+    (void)before, (void)held;
+#ifdef HANGS
+    for (;;)
+        nanosleep(&(const struct timespec){1, 0}, NULL);
+#endif
+#ifdef EXITS
+    _Exit(7);
+#endif
+#ifdef EDGE_CRASH
+    if (f->codes && x.count == 8)
+        raise(SIGSEGV);
+#endif
+#ifdef ADDS
+    const float first = *row(&y, 0);
+#endif
+#ifdef SHARED
+    static float kept[1 << 16];
+    structures_tensor_view own[2] = {in[0], in[1]};
+    if (x.count * f->k <= sizeof kept / sizeof *kept) {
+        for (size_t r = 0; r < x.count; r++)
+            for (size_t i = 0; i < f->k; i++)
+                kept[r * f->k + i] = row(&x, r)[(int64_t)i * x.stride];
+        nanosleep(&(const struct timespec){0, 20000}, NULL);
+        own[0].data = kept;
+        own[0].rank = 2;
+        own[0].dims[0] = (int64_t)x.count;
+        own[0].dims[1] = own[0].strides[0] = (int64_t)f->k;
+        own[0].strides[1] = 1;
+        in = own;
+    }
+#endif
+    structures_status status = call(instance, ctx, in, n_in, out, n_out, states, n_states, error);
+    if (status != STRUCTURES_STATUS_OK)
+        return status;
+    for (size_t r = 0; r < y.count; r++)
+        for (size_t i = 0; i < f->n; i++) {
+            float *value = row(&y, r) + (int64_t)i * y.stride;
+#ifdef SCALE
+            *value *= SCALE;
+#endif
+#ifdef EDGE_WRONG
+            if (f->codes && y.count == 8)
+                *value *= 1.5f;
+#endif
+#ifdef SWALLOWS
+            *value = isnan(*value) ? 0 : *value;
+#endif
+            (void)value;
+        }
+#ifdef SPREADS
+    for (size_t r = 0; r < x.count; r++)
+        for (size_t i = 0; i < f->k; i++)
+            if (isnan(row(&x, r)[(int64_t)i * x.stride]))
+                *row(&y, 0) = NAN;
+#endif
+#ifdef NOISE
+    static atomic_int calls;
+    *row(&y, 0) *= 1 + 1e-6f * (float)(atomic_fetch_add(&calls, 1) % 7);
+#endif
+#ifdef ADDS
+    *row(&y, 0) += first;
+#endif
+#ifdef HALF
+    *last = before;
+#endif
+#ifdef BEYOND
+    last[1] = 0;
+#endif
+#ifdef WRITES_INPUT
+    *row(&x, 0) = 0.25f;
+#endif
+    return STRUCTURES_STATUS_OK;
+}
+
+#ifdef CLASHES
+STRUCTURES_EXPORT void tzset(void)
+{
+}
+#endif
+#ifdef UNIQUE
+__asm__(".data\n.globl only_once\n.type only_once, %gnu_unique_object\n.size only_once, 4\n"
+        "only_once: .long 0\n.text\n");
+#endif
 
 static atomic_int inside;
 
@@ -169,7 +402,7 @@ static structures_status fixture_call(void *form_instance, const structures_call
     status = STRUCTURES_STATUS_FAILED;
 #endif
     if (status == STRUCTURES_STATUS_OK)
-        status = call(form_instance, ctx, in, n_in, out, n_out, states, n_states, error);
+        status = spoiled_call(form_instance, ctx, in, n_in, out, n_out, states, n_states, error);
     atomic_fetch_sub(&inside, 1);
     return status;
 }
@@ -200,8 +433,8 @@ typedef struct { structures_plugin_vtable table; TAIL; } plugin_tables;
 
 #ifndef NO_FORM_TABLE
 static const form_tables FIXTURE_FORMS = {
-    {.struct_size = FORM_SIZE, .api_minor = API_MINOR, .call = fixture_call, .facts = facts,
-     .release = release_form},
+    {.struct_size = FORM_SIZE, .api_minor = API_MINOR, .call = fixture_call,
+     .facts = fixture_facts, .release = fixture_release},
     TAIL_WORDS,
 };
 #endif
@@ -231,11 +464,11 @@ static const struct {
 
 static const plugin_tables FIXTURE_PLUGIN = {
     {.struct_size = PLUGIN_SIZE, .api_minor = API_MINOR, .describe = fixture_describe,
-     .open = open_plugin, .close = fixture_close, .probe = probe,
+     .open = open_plugin, .close = fixture_close, .probe = fixture_probe,
 #ifdef NULL_ENTRY
      .bind = NULL,
 #else
-     .bind = bind,
+     .bind = fixture_bind,
 #endif
 #ifdef NO_FORM_TABLE
      .form = NULL,

@@ -22,6 +22,20 @@ pub fn c_fixture(dir: &Path, id: &str, flags: &[&str]) -> PathBuf {
 /// # Panics
 /// When the compiler refuses.
 pub fn c_fixture_by(compiler: &OsString, dir: &Path, id: &str, flags: &[&str]) -> PathBuf {
+    c_fixture_with(compiler, dir, id, flags, &[])
+}
+
+/// As [`c_fixture_by`], with more arguments for the compiler, such as what it tells the linker.
+///
+/// # Panics
+/// When the compiler refuses.
+pub fn c_fixture_with(
+    compiler: &OsString,
+    dir: &Path,
+    id: &str,
+    flags: &[&str],
+    more: &[&str],
+) -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = own.join("../..");
     let library = dir.join(format!("{id}.so"));
@@ -49,6 +63,7 @@ pub fn c_fixture_by(compiler: &OsString, dir: &Path, id: &str, flags: &[&str]) -
         .arg(root.join("plugins/c-sample/c"))
         .arg(own.join("c/fixture.c"))
         .arg(root.join("plugin-api/c/json.c"))
+        .args(more)
         .args(["-lm", "-o"])
         .arg(&library)
         .output()

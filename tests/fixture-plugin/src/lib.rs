@@ -20,7 +20,7 @@ mod matrix;
 mod plugin;
 mod trailer;
 
-pub use c::{c_compiler, c_fixture, c_fixture_by};
+pub use c::{c_compiler, c_fixture, c_fixture_by, c_fixture_with};
 pub use copies::{fixture_copy, fixture_copy_as, library};
 pub use fault::Fault;
 pub use trailer::{trailer, Trailer};

@@ -42,7 +42,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
             .map(|i| i.map(|i| scaled(i, thread)));
         let inputs = rooms(&own.collect::<Vec<_>>(), Lay::default());
         let mut outputs = poisoned(bench.case, Lay::default());
-        if let Err(e) = call(&bound[thread % instances], &inputs, &mut outputs) {
+        if let Err(e) = call(&bound[thread % instances], &inputs.clone(), &mut outputs) {
             return Ok(Code::Raced.because(format!("one after the other: {e}")));
         }
         alone.push((inputs, outputs));
@@ -58,7 +58,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
             }
             let mut outputs: Vec<Room> = want.clone();
             outputs.iter_mut().for_each(Room::poison);
-            let outcome = call(&bound[thread % instances], inputs, &mut outputs)
+            let outcome = call(&bound[thread % instances], &inputs.clone(), &mut outputs)
                 .map_err(|e| e.to_string())
                 .and_then(|()| alike(want, &outputs, slack));
             if let Err(reason) = outcome {

@@ -173,83 +173,79 @@ fn of_form(cx: &Context<'_>, form: &FormDecl) -> Option<(Code, String)> {
             ));
         }
     }
+    let mut specs = Vec::new();
     for version in &form.spec_versions {
         match cx.catalog.get_version(&form.structure, *version) {
-            Ok(spec) => {
-                if let Some(text) = unknown(spec, form) {
-                    return Some((
-                        Code::DescribeUnknown,
-                        format!("in version {version}, {text}"),
-                    ));
-                }
-            }
+            Ok(spec) => specs.push(spec),
             Err(e) => return Some((Code::DescribeUnknown, e.to_string())),
         }
     }
-    None
+    unknown(&specs, form).map(|text| (Code::DescribeUnknown, text))
 }
 
-/// The first name that the structure does not have.
-fn unknown(spec: &Spec, form: &FormDecl) -> Option<String> {
-    let list = |names: Vec<&str>| names.join(", ");
-    let spans: Vec<&str> = spec
-        .dataflow
-        .spans
-        .iter()
-        .map(|s| s.name.as_str())
-        .collect();
-    if let Some(span) = form.spans.iter().find(|s| !spans.contains(&s.as_str())) {
-        return Some(format!("no span `{span}`; it has {}", list(spans)));
+/// The first name that the structure has in none of the accepted versions.
+fn unknown(specs: &[&Spec], form: &FormDecl) -> Option<String> {
+    let missing = |what: &str, name: &str, known: BTreeSet<String>| {
+        let list: Vec<&str> = known.iter().map(String::as_str).collect();
+        let absent = !known.contains(name);
+        absent.then(|| format!("no {what} `{name}`; there are {}", list.join(", ")))
+    };
+    let each = |names: &dyn Fn(&Spec) -> Vec<String>| -> BTreeSet<String> {
+        specs.iter().flat_map(|spec| names(spec)).collect()
+    };
+    for span in &form.spans {
+        let spans = each(&|s| s.dataflow.spans.iter().map(|s| s.name.clone()).collect());
+        if let Some(text) = missing("span", span, spans) {
+            return Some(text);
+        }
     }
     for (axis, values) in &form.variants {
-        let Some(known) = spec.variants.get(axis) else {
-            let axes = spec.variants.keys().map(String::as_str).collect();
-            return Some(format!("no axis `{axis}`; it has {}", list(axes)));
-        };
-        if let Some(value) = values.iter().find(|v| !known.values.contains_key(*v)) {
-            let values = known.values.keys().map(String::as_str).collect();
-            return Some(format!(
-                "axis `{axis}` has no value `{value}`; it has {}",
-                list(values)
-            ));
+        let axes = each(&|s| s.variants.keys().cloned().collect());
+        if let Some(text) = missing("axis", axis, axes) {
+            return Some(text);
         }
         if values.is_empty() {
             return Some(format!("axis `{axis}` accepts no value"));
         }
-    }
-    for s in &form.statistics {
-        if !spec.points.contains(&s.point) && !spec.content.contains(&s.point) {
-            let points = spec
-                .points
-                .iter()
-                .chain(&spec.content)
-                .map(String::as_str)
-                .collect();
-            return Some(format!("no point `{}`; it has {}", s.point, list(points)));
+        for value in values {
+            let known = each(&|s| {
+                let axis = s.variants.get(axis);
+                axis.map(|a| a.values.keys().cloned().collect())
+                    .unwrap_or_default()
+            });
+            if let Some(text) = missing(&format!("value of axis `{axis}`"), value, known) {
+                return Some(text);
+            }
         }
     }
-    let mut symbols: BTreeSet<String> = width_symbols(spec).into_iter().collect();
-    symbols.extend(spec.symbols.keys().cloned());
-    symbols.extend(structures_suite::cases::sizes_of_rows(spec, 1).into_keys());
-    let work = form.band.work.iter().flat_map(|w| &w.symbols);
-    if let Some(symbol) = form
-        .band
-        .dims
-        .keys()
-        .chain(work)
-        .find(|s| !symbols.contains(*s))
-    {
-        let symbols = symbols.iter().map(String::as_str).collect();
-        return Some(format!("no symbol `{symbol}`; it has {}", list(symbols)));
+    for s in &form.statistics {
+        let points = each(&|s| s.points.iter().chain(&s.content).cloned().collect());
+        if let Some(text) = missing("point", &s.point, points) {
+            return Some(text);
+        }
     }
-    let slots: Vec<&str> = spec.weights.iter().map(|s| s.name.as_str()).collect();
+    let work = form.band.work.iter().flat_map(|w| &w.symbols);
+    for symbol in form.band.dims.keys().chain(work) {
+        let symbols = each(&|s| {
+            let mut all = width_symbols(s);
+            all.extend(s.symbols.keys().cloned());
+            all.extend(structures_suite::cases::sizes_of_rows(s, 1).into_keys());
+            all
+        });
+        if let Some(text) = missing("symbol", symbol, symbols) {
+            return Some(text);
+        }
+    }
     for slot in form.scale_groups.iter().flatten() {
+        let slots = each(&|s| s.weights.iter().map(|w| w.name.clone()).collect());
+        // `w_*` stands for every index of `w_<i>`.
         let stem = slot.trim_end_matches('*');
-        if !slots
-            .iter()
-            .any(|s| s.starts_with(stem) || stem.starts_with(s.split('<').next().unwrap_or(s)))
-        {
-            return Some(format!("no slot `{slot}`; it has {}", list(slots)));
+        let has = |s: &String| {
+            let own = s.split('<').next().unwrap_or(s);
+            s.starts_with(stem) || (s.contains('<') && stem.starts_with(own))
+        };
+        if !slots.iter().any(has) {
+            return missing("slot", slot, slots);
         }
     }
     None

@@ -12,9 +12,7 @@ const CALLS: usize = 4;
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
     let case = bench.case;
-    let inputs = rooms(&case.inputs(), Lay::default());
     let other: Vec<Option<Operand>> = case.inputs().into_iter().map(|i| i.map(halved)).collect();
-    let other = rooms(&other, Lay::default());
     let mut first: Option<Vec<Room>> = None;
     for instance in 0..2 {
         bench.at(&format!("instance {}", instance + 1), None);
@@ -26,6 +24,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
             let which = format!("call {} of instance {}", n + 1, instance + 1);
             bench.at(&which, None);
             let mut outputs = poisoned(case, Lay::default());
+            let inputs = rooms(&case.inputs(), Lay::default());
             if let Err(e) = call(&bound, &inputs, &mut outputs) {
                 return Ok(Code::Differs.because(format!("{which}: {e}")));
             }
@@ -39,6 +38,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
             }
             // Another call in between, of which nothing may stay.
             let mut away = poisoned(case, Lay::default());
+            let other = rooms(&other, Lay::default());
             if let Err(e) = call(&bound, &other, &mut away) {
                 return Ok(Code::Differs.because(format!("after {which}, with other numbers: {e}")));
             }

@@ -8,7 +8,7 @@ use structures_plugin_api::abi::{TensorView, STATUS_OK};
 use structures_suite::SuiteError;
 
 use super::layout::raw_of;
-use super::{poisoned, rooms, Bench, Verdict};
+use super::{matters, poisoned, rooms, Bench, Verdict};
 use crate::code::Code;
 use crate::room::{Lay, Room};
 
@@ -133,8 +133,12 @@ pub(super) fn absurd(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
     let count = bench.case.inputs().len();
     let made = bench.case.want().len();
     let names: Vec<String> = bench.case.input_names().map(str::to_string).collect();
+    let watched = bench.keeps_to_its_outputs();
+    let read: Vec<bool> = (0..count).map(|index| matters(bench, index)).collect();
     for side in 0..2 {
         for index in 0..[count, made][side] {
+            // One that is not read need not be looked at.
+            let idle = side == 0 && !read[index];
             for (absurd, due, change) in ABSURD {
                 let own = seed;
                 seed += 1;
@@ -157,10 +161,12 @@ pub(super) fn absurd(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
                 // Absent, it may be one that need not be there.
                 let optional =
                     *absurd == "an absent dtype" && side == 0 && optional(bench, &names[index]);
-                if let Some(verdict) = poke(bench, &from, &to, *due && !optional, &what, own) {
+                if let Some(verdict) =
+                    poke(bench, &from, &to, *due && !optional && !idle, &what, own)
+                {
                     return Ok(verdict);
                 }
-                if let Some(at) = outputs.iter().find_map(Room::touched) {
+                if let Some(at) = outputs.iter().find_map(Room::touched).filter(|_| watched) {
                     let text = format!("{what}: wrote {at} bytes from its first element");
                     return Ok(Code::WrittenBeyond.at(own, text));
                 }
@@ -170,7 +176,7 @@ pub(super) fn absurd(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
     }
     // Wrong numbers of arguments. More than it reads is not the form's concern.
     for (what, due, n, m) in [
-        ("call: no inputs", true, 0, made),
+        ("call: no inputs", read.contains(&true), 0, made),
         ("call: no outputs", true, count, 0),
         ("call: one input less", false, count.saturating_sub(1), made),
         (
@@ -199,6 +205,18 @@ pub(super) fn absurd(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
 fn optional(bench: &Bench<'_>, name: &str) -> bool {
     let port = bench.spec.inputs.iter().find(|p| p.name == name);
     port.is_none_or(|p| p.optional)
+}
+
+fn optional_slot(bench: &Bench<'_>, name: &str) -> bool {
+    let own = |slot: &structures_catalog::spec::Slot| {
+        let stem = slot.name.split('<').next().unwrap_or(&slot.name);
+        slot.name == name || (slot.repeat.is_some() && name.starts_with(stem))
+    };
+    bench
+        .spec
+        .weights
+        .iter()
+        .any(|slot| slot.optional && own(slot))
 }
 
 fn poke(
@@ -263,7 +281,8 @@ fn binds(bench: &Bench<'_>) -> Vec<(String, bool, (RawBind, Vec<Room>))> {
             if !means(absurd, &like) {
                 continue;
             }
-            push(&format!("weight `{name}`: {absurd}"), *due, &|b| {
+            let due = *due && !(*absurd == "an absent dtype" && optional_slot(bench, &name));
+            push(&format!("weight `{name}`: {absurd}"), due, &|b| {
                 change(&mut b.weights[index].1)
             });
         }

@@ -1,4 +1,4 @@
-//! `bogus_ids`: forms, devices, spans, structures and versions that do not exist are refused, by name and by number.
+//! `bogus_ids`: forms, devices, spans and structures that do not exist are refused, by name and by number.
 
 use structures_loader::PluginError;
 use structures_suite::SuiteError;
@@ -67,9 +67,6 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
     let mut raw = good.clone();
     raw.params = params(&|v| v["structure"] = NOBODY.into())?;
     binds.push(("bind: an unknown structure", raw));
-    let mut raw = good.clone();
-    raw.params = params(&|v| v["version"] = 4_000_000_000_u32.into())?;
-    binds.push(("bind: version 4000000000 of the structure", raw));
     for axis in bench.form.variants.keys() {
         let mut raw = good.clone();
         raw.params = params(&|v| v["variant"][axis] = NOBODY.into())?;

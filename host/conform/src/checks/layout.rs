@@ -6,9 +6,10 @@
 
 use structures_loader::{BoundForm, HostTensor, RawBind};
 use structures_plugin_api::abi::{Contract, TensorView};
+use structures_suite::judge::{Judge, Made};
 use structures_suite::SuiteError;
 
-use super::{alike, call, once, poisoned, rooms, Bench, Verdict};
+use super::{alike, band, call, once, parity, poisoned, rooms, Bench, Verdict};
 use crate::code::Code;
 use crate::room::{Lay, Room};
 
@@ -35,6 +36,9 @@ const GAPS: Lay = Lay { gap: 3, ..PLAIN };
 /// Off a vector's boundary, by a whole number of elements of any type.
 const ELEMENT: Lay = Lay { offset: 8, ..PLAIN };
 const ODD: Lay = Lay { offset: 1, ..PLAIN };
+
+/// Cases beside the usual one that are bound with weights the other way round.
+const CASES: usize = 12;
 
 const WAYS: &[Way] = &[
     Way {
@@ -114,6 +118,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
     let Ok(plain) = once(bench, case) else {
         return Ok(Verdict::Skipped("the usual case does not run".into()));
     };
+    let watched = plain.iter().all(|room| room.touched().is_none());
     let mut refused = Vec::new();
     let only = bench.cx.task.only;
     let numbered = WAYS.iter().zip(bench.cx.task.seed..);
@@ -121,7 +126,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
         bench.at(way.name, Some(seed));
         match lie(bench, way) {
             Ok(outputs) => {
-                if let Some(at) = outputs.iter().find_map(Room::touched) {
+                if let Some(at) = outputs.iter().find_map(Room::touched).filter(|_| watched) {
                     let text = format!("{}: wrote {at} bytes from its first element", way.name);
                     return Ok(Code::WrittenBeyond.at(seed, text));
                 }
@@ -133,6 +138,45 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
                 return Ok(Code::LayoutRefused.at(seed, format!("{}: {reason}", way.name)));
             }
             Err(_) => refused.push(way.name),
+        }
+    }
+    let after = bench.cx.task.seed + WAYS.len() as u64;
+    let cases = parity::cases(bench)?.into_iter();
+    let moved: Vec<_> = cases
+        .map(|(seed, v, draft)| (seed + after, v, draft))
+        .collect();
+    for (seed, version, draft) in parity::chosen(bench, moved, CASES) {
+        bench.at(
+            &format!("{}, weights stored the other way round", draft.name),
+            Some(seed),
+        );
+        let Ok(spec) = bench.cx.catalog.get_version(&bench.form.structure, version) else {
+            continue;
+        };
+        let Made::Ready(case) = Judge::new(spec, bench.form, &draft).prepare(seed, false)? else {
+            continue;
+        };
+        if band::is_edge(bench.form, case.shapes()) {
+            continue;
+        }
+        let Ok(plain) = once(bench, &case) else {
+            continue;
+        };
+        let mut request = case.request().clone();
+        request
+            .weights
+            .iter_mut()
+            .for_each(|(_, w)| *w = w.clone().swapped());
+        let bound = bench.bind_as(&request);
+        let inputs = rooms(&case.inputs(), PLAIN);
+        let mut outputs = poisoned(&case, PLAIN);
+        if let Err(e) = bound.and_then(|bound| call(&bound, &inputs, &mut outputs)) {
+            return Ok(Code::LayoutRefused.at(seed, format!("{}, weights turned: {e}", draft.name)));
+        }
+        if let Err(reason) = alike(&plain, &outputs, bench.slack()) {
+            return Ok(
+                Code::LayoutWrong.at(seed, format!("{}, weights turned: {reason}", draft.name))
+            );
         }
     }
     Ok(Verdict::passed(match refused.is_empty() {

@@ -376,11 +376,37 @@ impl Bench<'_> {
         self.cx.loaded.bind_form(request)
     }
 
+    /// Whether a plain call leaves the memory around its outputs alone. Where it does not, that is one fault, and not
+    /// one more wherever memory is watched.
+    pub fn keeps_to_its_outputs(&self) -> bool {
+        once(self, self.case).is_ok_and(|outputs| outputs.iter().all(|r| r.touched().is_none()))
+    }
+
     /// What the form's numbers may differ by from one summation to another.
     pub fn slack(&self) -> f64 {
         let cap = structures_loader::tolerance_cap(self.form);
         self.form.tolerance.min(cap).max(1e-5)
     }
+}
+
+/// Whether the numbers of an input make a difference at all: a form may serve content that it was bound with.
+pub fn matters(bench: &Bench<'_>, index: usize) -> bool {
+    let run = |inputs: &[Option<Operand>]| {
+        let bound = bench.bind().ok()?;
+        let mut outputs = poisoned(bench.case, Lay::default());
+        call(&bound, &rooms(inputs, Lay::default()), &mut outputs).ok()?;
+        Some(outputs.iter().map(Room::bits).collect::<Vec<_>>())
+    };
+    let clean = bench.case.inputs();
+    let mut other = clean.clone();
+    if let Some(Some(operand)) = other.get_mut(index) {
+        if let structures_suite::operand::Data::F32(values) = &mut operand.data {
+            values.iter_mut().for_each(|v| *v = 0.5 * *v + 0.25);
+        } else {
+            return true;
+        }
+    }
+    run(&clean) != run(&other)
 }
 
 /// Rooms for the inputs.

@@ -11,7 +11,7 @@ use crate::code::Code;
 use crate::room::Lay;
 
 /// Cases a form, unless more are asked for.
-const CASES: usize = 48;
+const CASES: usize = 24;
 /// What an output holds the second time.
 const NUMBER: f32 = 1234.5;
 

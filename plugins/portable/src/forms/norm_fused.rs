@@ -31,6 +31,10 @@ fn bind(
 ) -> Result<Box<dyn BoundForm>, Failure> {
     let w = request.required_weight("w")?;
     let [d] = ports::dims("slot `w`", &w)?;
+    if d != request.dim("D")? {
+        let text = format!("slot `w` has {d} elements, D is {}", request.dim("D")?);
+        return Err(Failure::refused("dims_inconsistent", text));
+    }
     if d == 0 {
         return Err(Failure::refused("dims_inconsistent", "rows of width 0"));
     }

@@ -35,6 +35,8 @@ struct Norm {
 struct Ffn {
     host: Host,
     isa: Isa,
+    /// Where the gate after the product lies among the inputs, when the span has one.
+    cond_gate: Option<usize>,
     /// Present for the span that starts before the norm and ends after the residual.
     norm: Option<Norm>,
     activation: Activation,
@@ -66,11 +68,7 @@ pub fn bind(
         .ok_or_else(|| Failure::refused("format_no_variant", format!("activation `{name}`")))?;
     let norm = match request.span {
         "block" => {
-            let weight = request.required_weight("w_norm")?.to_f32_vec()?;
-            if weight.len() != gate.k {
-                let text = format!("norm of {} elements for width {}", weight.len(), gate.k);
-                return Err(Failure::refused("dims_inconsistent", text));
-            }
+            let weight = request.weight_of_dims("w_norm", &[gate.k])?.to_f32_vec()?;
             let eps = request
                 .params
                 .params
@@ -94,7 +92,9 @@ pub fn bind(
         other => return Err(Failure::refused("span_unknown", format!("span `{other}`"))),
     };
     let blocks = gate.blocks().max(down.blocks());
+    let position = |name: &str| request.params.inputs.iter().position(|n| n == name);
     Ok(Box::new(Ffn {
+        cond_gate: position("cond_gate"),
         host: *host,
         isa,
         norm,
@@ -136,17 +136,27 @@ impl BoundForm for Ffn {
         outputs: &mut [TensorMut<'_>],
         _states: &mut [TensorMut<'_>],
     ) -> Result<(), Failure> {
-        let [x, conditioning @ ..] = inputs else {
+        let Some(x) = inputs.first() else {
             return Err(Failure::invalid("argument", "no input"));
         };
-        if conditioning.iter().any(|c| !c.is_absent()) {
+        let mut others = inputs.iter().enumerate().skip(1);
+        if others.any(|(i, c)| Some(i) != self.cond_gate && !c.is_absent()) {
             return Err(Failure::refused(
                 "format_no_variant",
-                "conditioning is not implemented",
+                "a conditioned norm is not implemented",
             ));
         }
         let width = self.gate.k;
         let n_rows = rows_of(x, width)?;
+        let cond_gate = self.cond_gate.and_then(|i| inputs.get(i)?.present());
+        let cond_gate = cond_gate.map(|gate| gate.as_f32()).transpose()?;
+        if let Some(gate) = cond_gate.filter(|gate| gate.len() != n_rows * width) {
+            let text = format!(
+                "a gate of {} elements for {n_rows} rows of {width}",
+                gate.len()
+            );
+            return Err(Failure::invalid("argument", text));
+        }
         let x = x.as_f32()?;
         self.load(x, width);
         let (isa, activation) = (self.isa, self.activation);
@@ -191,8 +201,14 @@ impl BoundForm for Ffn {
         }
         for (row, out) in out.chunks_exact_mut(width).enumerate() {
             self.tiles.copy_row(0, row, out);
+            let own = row * width..(row + 1) * width;
+            if let Some(gate) = cond_gate {
+                out.iter_mut()
+                    .zip(&gate[own.clone()])
+                    .for_each(|(o, g)| *o *= g);
+            }
             if self.norm.is_some() {
-                let residual = &x[row * width..(row + 1) * width];
+                let residual = &x[own];
                 out.iter_mut().zip(residual).for_each(|(o, r)| *o += r);
             }
         }

@@ -49,17 +49,11 @@ pub fn bind(
             break;
         };
         let packed = Packed::pack(isa, &weight)?;
-        let bias = request
-            .weight(&format!("b_{i}"))
-            .map(|b| b.to_f32_vec())
-            .transpose()?;
-        if bias.as_ref().is_some_and(|b| b.len() != packed.n) {
-            let text = format!(
-                "the bias of sibling {i} does not have {} elements",
-                packed.n
-            );
-            return Err(Failure::refused("dims_inconsistent", text));
-        }
+        let slot = format!("b_{i}");
+        let bias = match request.weight(&slot) {
+            Some(_) => Some(request.weight_of_dims(&slot, &[packed.n])?.to_f32_vec()?),
+            None => None,
+        };
         let first_block = blocks;
         blocks += packed.blocks();
         siblings.push(Sibling {
@@ -67,6 +61,14 @@ pub fn bind(
             bias,
             first_block,
         });
+    }
+    if siblings.len() != request.params.outputs.len() {
+        let text = format!(
+            "{} weights for the outputs {:?}",
+            siblings.len(),
+            request.params.outputs
+        );
+        return Err(Failure::refused("weight_missing", text));
     }
     let Some(k) = siblings.first().map(|s| s.packed.k) else {
         return Err(Failure::refused(
