@@ -206,11 +206,19 @@ static const structures_tensor_view *weight(const structures_bind_args *args, co
     return NULL;
 }
 
-/* This host hands out f32 weights in its own memory, at any strides. */
+/* This host hands out f32 weights in its own memory, at any strides that memory can have. */
 static bool readable(const structures_tensor_view *view, uint32_t rank)
 {
-    return view->dtype == STRUCTURES_DTYPE_F32 && view->rank == rank && view->device == 0 &&
-           view->data;
+    if (view->dtype != STRUCTURES_DTYPE_F32 || view->rank != rank || view->device != 0 ||
+        !view->data || (uintptr_t)view->data % sizeof(float) != 0)
+        return false;
+    for (uint32_t d = 0; d < rank; d++) {
+        const int64_t dim = view->dims[d], limit = INT64_MAX / 64;
+        if (dim < 1 || dim > INT32_MAX || view->strides[d] > limit / dim ||
+            view->strides[d] < -limit / dim)
+            return false;
+    }
+    return true;
 }
 
 /* The host's definition of int8: max(amax / 127, 1e-8), half to even, -128 unused, NaN is 0. */
@@ -280,18 +288,16 @@ bind(void *p, const structures_bind_args *args, void **out, structures_error *er
 
     json variant = {0}, bias;
     json_member(params, "variant", &variant);
-    const bool said = json_member(variant, "bias", &bias);
     const structures_tensor_view *w = weight(args, "w"), *b = weight(args, "b");
-    if (!w || (said && json_is(bias, "add") && !b))
-        return no(error, STRUCTURES_STATUS_REFUSED, "weight_missing", "slot `%s` has no weight",
-                  w ? "b" : "w");
-    if (said && json_is(bias, "none"))
+    if (!w)
+        return no(error, STRUCTURES_STATUS_REFUSED, "weight_missing", "slot `w` has no weight");
+    /* The axis may leave the bias out, and a place may have none. */
+    if (json_member(variant, "bias", &bias) && json_is(bias, "none"))
         b = NULL;
     if (!readable(w, 2) || (b && !readable(b, 1)))
         return no(error, STRUCTURES_STATUS_REFUSED, "view_dtype",
-                  "expected f32 weights on the host, `w` of rank 2 and `b` of rank 1");
-    if (w->dims[0] < 1 || w->dims[1] < 1 || w->dims[0] > INT32_MAX || w->dims[1] > INT32_MAX ||
-        (b && b->dims[0] != w->dims[1]))
+                  "expected f32 weights in host memory, `w` of rank 2 and `b` of rank 1");
+    if (w->dims[0] > INT64_MAX / 8 / w->dims[1] || (b && b->dims[0] != w->dims[1]))
         return no(error, STRUCTURES_STATUS_REFUSED, "dims_inconsistent", "w [%lld, %lld], b [%lld]",
                   (long long)w->dims[0], (long long)w->dims[1], b ? (long long)b->dims[0] : 0LL);
 

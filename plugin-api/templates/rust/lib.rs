@@ -76,12 +76,14 @@ impl Backend for Plugin {
         // Slot dims are [K, N] whatever the strides: column `n` is one output channel.
         let (k, n) = (request.dim("K")?, request.dim("N")?);
         let weight = request.weight_of_dims("w", &[k, n])?;
-        // The axis says whether the bias is used; without it, whether there is one.
+        // The axis may leave the bias out, and a place may have none.
         let bias = match request.params.variant.get("bias").map(String::as_str) {
             Some("none") => None,
-            Some("add") => Some(request.weight_of_dims("b", &[n])?.to_f32_vec()?),
-            _ => request.weight("b").map(|b| b.to_f32_vec()).transpose()?,
+            _ => request.weight("b"),
         };
+        let bias = bias
+            .map(|_| request.weight_of_dims("b", &[n])?.to_f32_vec())
+            .transpose()?;
         let (mut codes, mut scales) = (vec![0_i8; n * k], vec![0.0; n]);
         let mut channel = vec![0.0; k];
         for (i, (codes, scale)) in codes.chunks_exact_mut(k).zip(&mut scales).enumerate() {
