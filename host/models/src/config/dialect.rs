@@ -57,6 +57,17 @@ pub enum Windows {
     },
 }
 
+/// A decoder inside a larger model, which is run without the rest.
+#[derive(Clone, Copy, Debug)]
+pub struct Within {
+    /// The object of `config.json` that describes it.
+    pub object: &'static str,
+    /// What tensor names start with where it is not the path of the module.
+    pub stored: &'static str,
+    /// Published defaults of sizes, which the object may leave out.
+    pub absent: &'static [(&'static str, u64)],
+}
+
 /// A family of decoders with rotary attention and a gated FFN.
 #[derive(Clone, Copy, Debug)]
 pub struct Dialect {
@@ -70,6 +81,8 @@ pub struct Dialect {
     pub model_class: &'static str,
     /// Path of the module that holds embedding, layers and last norm.
     pub root: &'static str,
+    /// Where it is a part of a larger model.
+    pub within: Option<Within>,
     /// Bias of the q, k and v projections.
     pub qkv_bias: Rule,
     /// Bias of the output projection.
@@ -115,6 +128,7 @@ impl Dialect {
             class,
             model_class: "Model",
             root: "model",
+            within: None,
             qkv_bias: Rule::No,
             o_bias: Rule::No,
             mlp_bias: Rule::No,

@@ -3,7 +3,9 @@
 
 use serde_json::{Map, Value};
 
-use super::{activation, rope, windows, DecoderConfig, Dialect, Facts, Fields, QkNorm, Rule};
+use super::{
+    activation, rope, windows, DecoderConfig, Dialect, Facts, Fields, QkNorm, Rule, Within,
+};
 use crate::checkpoint::Checkpoint;
 use crate::ModelError;
 
@@ -165,6 +167,54 @@ pub(super) fn read(
         notes,
     };
     (dialect.facts)(&Facts::Json(fields), &mut config)?;
+    Ok(config)
+}
+
+/// As above, for a decoder inside a larger model.
+pub(super) fn read_within(
+    checkpoint: &Checkpoint,
+    whole: &Map<String, Value>,
+    dialect: &Dialect,
+    within: Within,
+) -> Result<DecoderConfig, ModelError> {
+    let path = checkpoint.metadata_path();
+    let fields = Fields {
+        path: &path,
+        prefix: String::new(),
+        map: whole,
+    };
+    let inner = fields.object(within.object)?;
+    let mut map = fields
+        .required(within.object, "an object", inner)?
+        .map
+        .clone();
+    map.retain(|_, v| !v.is_null());
+    for shared in [
+        "tie_word_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+        "quantization_config",
+    ] {
+        if let Some(value) = fields.get(shared) {
+            map.entry(shared).or_insert(value.clone());
+        }
+    }
+    let mut assumed = Vec::new();
+    for (name, size) in within.absent {
+        map.entry(*name).or_insert_with(|| {
+            assumed.push(format!(
+                "{}.{name} is absent: {size} assumed",
+                within.object
+            ));
+            (*size).into()
+        });
+    }
+    let mut config = read(checkpoint, &map, dialect)?;
+    config.notes.extend(assumed);
+    let object = within.object;
+    config.notes.push(format!(
+        "the decoder of {object} runs alone: text, no pictures"
+    ));
     Ok(config)
 }
 

@@ -14,7 +14,7 @@ mod from_json;
 mod rope;
 mod windows;
 
-pub use dialect::{Dialect, Norms, QkNorm, Rule, Windows};
+pub use dialect::{Dialect, Norms, QkNorm, Rule, Windows, Within};
 pub use facts::Facts;
 pub(crate) use fields::Fields;
 pub use rope::{Rope, RopeScaling};
@@ -102,7 +102,10 @@ impl DecoderConfig {
     /// Reads and checks the configuration of a checkpoint.
     pub fn read(checkpoint: &Checkpoint, dialect: &Dialect) -> Result<Self, ModelError> {
         let config = match checkpoint.metadata() {
-            Metadata::Config(map) => from_json::read(checkpoint, map, dialect)?,
+            Metadata::Config(map) => match dialect.within {
+                Some(within) => from_json::read_within(checkpoint, map, dialect, within)?,
+                None => from_json::read(checkpoint, map, dialect)?,
+            },
             Metadata::Gguf(meta) => from_gguf::read(checkpoint, meta, dialect)?,
         };
         config.checked(checkpoint)

@@ -24,7 +24,16 @@ pub(crate) const HEAD: &str = "lm_head";
 pub fn build(checkpoint: &Checkpoint, dialect: &Dialect) -> Result<Blueprint, ModelError> {
     let mut config = DecoderConfig::read(checkpoint, dialect)?;
     let gguf = matches!(checkpoint.metadata(), Metadata::Gguf(_));
-    let specs = specs(&config, gguf, dialect.gguf_permuted_qk);
+    let mut specs = specs(&config, gguf, dialect.gguf_permuted_qk);
+    if let Some(within) = dialect.within {
+        let there = |tensor: &String| checkpoint.tensor_info(tensor).is_some();
+        let named = specs.iter().flat_map(|s| &s.tensors).any(there);
+        for tensor in specs.iter_mut().flat_map(|s| &mut s.tensors) {
+            if let Some(rest) = tensor.strip_prefix(config.root).filter(|_| !named) {
+                *tensor = format!("{}{rest}", within.stored);
+            }
+        }
+    }
     let params = params(checkpoint, &mut config, specs)?;
     let tree = tree::tree(&config, dialect, &params);
     let graph = graph::graph(&config);
@@ -45,6 +54,10 @@ pub(crate) fn params(
     specs: Vec<ParamSpec>,
 ) -> Result<ParamMap, ModelError> {
     let gguf = matches!(checkpoint.metadata(), Metadata::Gguf(_));
+    // The embedding comes first; what its name starts with is what those of the layers do.
+    let first = specs.first().and_then(|s| s.tensors.first());
+    let root = first.and_then(|t| t.strip_suffix(".embed_tokens.weight"));
+    let root = root.unwrap_or(config.root).to_string();
     let mut params = ParamMap::check(checkpoint, specs)?;
     if config.tied_head {
         params.tie((HEAD, "weight"), (&config.embed(), "weight"));
@@ -54,8 +67,8 @@ pub(crate) fn params(
         .into_iter()
         .filter(|t| !t.ends_with("rotary_emb.inv_freq") && t != "rope_freqs.weight")
         .collect();
-    no_layer_is_left_over(checkpoint, config, &unused, gguf)?;
-    no_bias_is_left_over(checkpoint, config, &unused, gguf)?;
+    no_layer_is_left_over(checkpoint, config, &root, &unused, gguf)?;
+    no_bias_is_left_over(checkpoint, config, &root, &unused, gguf)?;
     if let Some(first) = unused.first() {
         let note = format!(
             "{} tensors that the model does not read, `{first}` first",
@@ -71,11 +84,12 @@ pub(crate) fn params(
 fn no_layer_is_left_over(
     checkpoint: &Checkpoint,
     config: &DecoderConfig,
+    root: &str,
     unused: &[String],
     gguf: bool,
 ) -> Result<(), ModelError> {
     let beyond = unused.iter().find_map(|name| {
-        let i = names::layer_of(config.root, name, gguf)?;
+        let i = names::layer_of(root, name, gguf)?;
         (i >= config.layers).then_some((name, i))
     });
     let Some((name, i)) = beyond else {
@@ -95,12 +109,13 @@ fn no_layer_is_left_over(
 fn no_bias_is_left_over(
     checkpoint: &Checkpoint,
     config: &DecoderConfig,
+    root: &str,
     unused: &[String],
     gguf: bool,
 ) -> Result<(), ModelError> {
     let bias = unused
         .iter()
-        .find(|name| name.ends_with(".bias") && names::layer_of(config.root, name, gguf).is_some());
+        .find(|name| name.ends_with(".bias") && names::layer_of(root, name, gguf).is_some());
     match bias {
         None => Ok(()),
         Some(name) => Err(ModelError::tensor(

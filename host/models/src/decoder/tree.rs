@@ -17,10 +17,14 @@ pub(super) fn tree(c: &DecoderConfig, dialect: &Dialect, params: &ParamMap) -> M
         params,
     };
     let ids = ["input_ids", "position_ids"];
-    let mut modules = vec![
-        t.other("", "ForCausalLM", &ids),
-        t.other(c.root, dialect.model_class, &ids),
-    ];
+    let mut modules = match c.root.rsplit_once('.') {
+        None => vec![t.other("", "ForCausalLM", &ids)],
+        Some((outer, _)) => vec![
+            t.other("", "ForConditionalGeneration", &ids),
+            t.other(outer, "Model", &ids),
+        ],
+    };
+    modules.push(t.other(c.root, dialect.model_class, &ids));
     modules.extend(t.decoder());
     modules.push(t.head());
     ModuleTree::new(&c.model_type, modules)

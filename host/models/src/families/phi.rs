@@ -1,5 +1,6 @@
 //! Phi-3: q, k and v are rows of one parameter, gate and up of another; all layers see a window, where the config has
-//! one; a part of the channels may turn. Rotary divisors that change with the length (`longrope`) are refused.
+//! one; a part of the channels may turn. Rotary divisors that change with the length (`longrope`) hold up to the length
+//! they were made for.
 
 use super::{Decoders, Family};
 use crate::config::{Dialect, Windows};
