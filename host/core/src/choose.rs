@@ -72,7 +72,7 @@ impl Pin {
 pub enum Wanted<'a> {
     /// A format a scheme routed to.
     Format(&'a str),
-    /// Any form that does not quantise.
+    /// Any form that neither quantises nor rounds.
     Unquantised,
     /// Any form: adjudication.
     Any,
@@ -82,7 +82,7 @@ impl Wanted<'_> {
     fn matches(self, form: &FormDecl) -> bool {
         match self {
             Wanted::Format(format) => form.format == format,
-            Wanted::Unquantised => !form.quantises,
+            Wanted::Unquantised => !form.quantises && form.rounds.is_none(),
             Wanted::Any => true,
         }
     }
@@ -328,6 +328,18 @@ mod tests {
         assert_eq!(ids(&[Pin::parse("s=zeta").unwrap()]), ["zeta"]);
         assert!(ids(&[Pin::parse("s=zeta:other").unwrap()]).is_empty());
         assert!(order(&all, "s", Wanted::Unquantised, &[]).is_empty());
+        let rounding = FormDecl {
+            rounds: Some("bf16".into()),
+            ..form(0, "none")
+        };
+        let plain = form(0, "none");
+        let of = |form| Choice {
+            plugin: "p",
+            reference: false,
+            form,
+        };
+        let both = [of(&rounding), of(&plain)];
+        assert_eq!(order(&both, "s", Wanted::Unquantised, &[]).len(), 1);
     }
 
     #[test]
