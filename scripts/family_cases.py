@@ -118,6 +118,26 @@ CASES = {
         dict(num_key_value_heads=8, attention_multiplier=0.125),
     ),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM, dict(tie_word_embeddings=False, rms_norm_eps=1e-6), dict()),
+    "olmo3": (
+        Olmo3Config,
+        Olmo3ForCausalLM,
+        dict(
+            tie_word_embeddings=False,
+            sliding_window=7,
+            vocab_size=64,
+            rope_parameters={
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 800.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 800.0},
+            },
+            num_hidden_layers=4,
+        ),
+        dict(sliding_window=24, layer_types=["sliding_attention", "full_attention"]),
+    ),
 }
 
 
