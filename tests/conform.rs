@@ -76,8 +76,14 @@ fn the_portable_plugin_conforms() {
     assert!(passed as usize >= 10 * forms.len(), "{passed}");
 }
 
-/// Flags of the C fixture and the checks that must fail, with their codes. Nothing else may.
-const BAD: &[(&str, &[&str], &[(&str, &str)])] = &[
+/// Name, flags of the C fixture, and the checks that must fail with their codes. Nothing else may.
+type Bad = (
+    &'static str,
+    &'static [&'static str],
+    &'static [(&'static str, &'static str)],
+);
+
+const BAD: &[Bad] = &[
     ("beyond", &["BEYOND"], &[("outputs", "written_beyond")]),
     ("half", &["HALF"], &[("outputs", "output_unwritten")]),
     ("adds", &["ADDS"], &[("outputs", "output_unwritten")]),
@@ -334,8 +340,8 @@ fn a_failure_is_replayed_by_its_line_and_by_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let plugin = c_fixture(dir.path(), "flag_crash", &["FLAG_CRASH"]);
     let (_, document) = conform(&plugin, &["--forms", "linear_proj/f32"]);
-    let row = document["checks"].as_array().unwrap().iter();
-    let row = row.filter(|r| r["outcome"] == "fail").last().unwrap();
+    let mut row = document["checks"].as_array().unwrap().iter();
+    let row = row.rfind(|r| r["outcome"] == "fail").unwrap();
     let line = row["replay"].as_str().unwrap();
     let seed = line.rsplit(':').next().unwrap();
     let replay = format!("mutation:{seed}");

@@ -372,6 +372,9 @@ const GUARD: usize = 64;
 /// What they hold.
 const GUARD_VALUE: f32 = -1.5e-33;
 
+/// Values and dims.
+type Copied = (Vec<f32>, Vec<usize>);
+
 /// One call on copies of the inputs, with poisoned and guarded outputs.
 fn launch(
     executable: &dyn Executable,
@@ -380,7 +383,7 @@ fn launch(
     poison: f32,
 ) -> Result<Vec<Tensor>, (&'static str, String)> {
     let host = |e: candle_core::Error| ("bind_smoke", format!("host_failed: {e}"));
-    let copies = || -> Result<Vec<Option<(Vec<f32>, Vec<usize>)>>, (&'static str, String)> {
+    let copies = || -> Result<Vec<Option<Copied>>, (&'static str, String)> {
         let copy = |t: &Tensor| Ok((t.flatten_all()?.to_vec1::<f32>()?, t.dims().to_vec()));
         inputs
             .iter()

@@ -507,7 +507,7 @@ fn fault_promise_wider_than_its_formats_allow() {
     let mut case = case();
     case.form.tolerance = 0.5;
     let form = case.right().wrong(|_, _, rows, out| {
-        let noise = |i: usize| 1.0 + 2e-3 * if i % 2 == 0 { 1.0 } else { -1.0 };
+        let noise = |i: usize| 1.0 + 2e-3 * if i.is_multiple_of(2) { 1.0 } else { -1.0 };
         (0..rows * D).for_each(|i| out[i] *= noise(i));
     });
     case.refused(&form, "bind_parity");

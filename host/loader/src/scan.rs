@@ -246,7 +246,7 @@ pub fn scan_main(path: &Path) -> i32 {
     match describe_here(path) {
         Err(refusal) => send(&Answer::refused(refusal)),
         Ok((description, text)) => {
-            let wanted = description.filter(|d| would_open(d));
+            let wanted = description.filter(would_open);
             send(&Answer {
                 description: Some(text),
                 opens: wanted.is_some(),

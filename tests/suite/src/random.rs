@@ -11,7 +11,7 @@ impl Random {
     }
 
     /// Uniform in `-1..1`.
-    pub fn next(&mut self) -> f32 {
+    pub fn value(&mut self) -> f32 {
         (self.word() >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
     }
 
@@ -31,7 +31,7 @@ impl Random {
 
     /// As many of them.
     pub fn values(&mut self, len: usize) -> Vec<f32> {
-        (0..len).map(|_| self.next()).collect()
+        (0..len).map(|_| self.value()).collect()
     }
 }
 
@@ -45,6 +45,6 @@ mod tests {
         assert_eq!(a, b);
         assert!(a.iter().all(|v| (-1.0..1.0).contains(v)));
         assert!(a.iter().sum::<f32>().abs() < 100.0);
-        assert_ne!(Random::new(8).next(), a[0]);
+        assert_ne!(Random::new(8).value(), a[0]);
     }
 }

@@ -173,7 +173,7 @@ fn leaves(value: &serde_json::Value, at: String, places: &mut Vec<String>) {
 
 fn mutate_call(
     from: &mut Vec<TensorView>,
-    to: &mut Vec<TensorView>,
+    to: &mut [TensorView],
     random: &mut Random,
 ) -> String {
     match random.below(6) {
