@@ -1,6 +1,6 @@
 //! Sizes: the symbols of slots and boundary inputs against what the host really has.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use structures_catalog::expr::{eval_int, Datum, EvalError, Fact, Facts};
 use structures_catalog::spec::{DimAttr, DimExpr, Source};
@@ -23,6 +23,8 @@ pub struct Solver {
     /// Symbol -> size.
     pub known: BTreeMap<String, u64>,
     later: Vec<(String, DimExpr, u64)>,
+    /// Symbols that met a size of 1, which may be broadcast: what they are if nothing else says.
+    ones: BTreeSet<String>,
 }
 
 impl Solver {
@@ -30,7 +32,7 @@ impl Solver {
     pub fn new<'a>(known: impl IntoIterator<Item = (&'a String, &'a u64)>) -> Self {
         Solver {
             known: known.into_iter().map(|(k, v)| (k.clone(), *v)).collect(),
-            later: Vec::new(),
+            ..Solver::default()
         }
     }
 
@@ -97,7 +99,12 @@ impl Solver {
         };
         for (want, have) in pairs {
             match have {
-                Dim::Size(1) | Dim::Symbol(_) => {}
+                Dim::Size(1) => {
+                    if let DimExpr::Symbol(s) = want {
+                        self.ones.insert(s.clone());
+                    }
+                }
+                Dim::Symbol(_) => {}
                 Dim::Size(n) => self.unify(&source.name, want, *n as u64)?,
             }
         }
@@ -125,6 +132,13 @@ impl Solver {
                 self.later.push((name.into(), want.clone(), size));
                 Ok(())
             }
+        }
+    }
+
+    /// Nothing more will be learnt: a symbol that met nothing but a size of 1 is 1.
+    pub fn settle(&mut self) {
+        for symbol in std::mem::take(&mut self.ones) {
+            self.known.entry(symbol).or_insert(1);
         }
     }
 
@@ -235,5 +249,20 @@ mod tests {
         s.finish().unwrap();
         s.slot(&w, &[13], Layout::InOut).unwrap();
         assert_eq!(s.finish().unwrap_err().expected, "3 * D = 12");
+    }
+
+    #[test]
+    fn a_size_of_one_is_broadcast_where_another_size_is_known_and_one_where_none_is() {
+        let x = source(vec![sym("H"), sym("D")], Layout::InOut);
+        for (other, want) in [(None, 1), (Some(4), 4)] {
+            let mut s = Solver::default();
+            s.input(&x, &[Dim::Size(1), Dim::Size(8)]).unwrap();
+            if let Some(n) = other {
+                s.input(&x, &[Dim::Size(n), Dim::Size(8)]).unwrap();
+            }
+            assert!(other.is_some() || !s.known.contains_key("H"));
+            s.settle();
+            assert_eq!((s.known["H"], s.known["D"]), (want, 8));
+        }
     }
 }

@@ -171,11 +171,7 @@ fn leaves(value: &serde_json::Value, at: String, places: &mut Vec<String>) {
     }
 }
 
-fn mutate_call(
-    from: &mut Vec<TensorView>,
-    to: &mut [TensorView],
-    random: &mut Random,
-) -> String {
+fn mutate_call(from: &mut Vec<TensorView>, to: &mut [TensorView], random: &mut Random) -> String {
     match random.below(6) {
         0 if from.len() > 1 => {
             let (a, b) = (random.below(from.len()), random.below(from.len()));

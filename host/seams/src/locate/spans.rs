@@ -113,6 +113,7 @@ pub fn judge(
         attrs::check_dims(facts.graph(), plain, host, &mut solver)
             .map_err(|e| fell(Stage::Attributes, unmatched(host, e, &refuse)))?;
     }
+    solver.settle();
     solver.finish().map_err(inconsistent)?;
     for (symbol, param) in &plain.symbols {
         if let Some(n) = solver
