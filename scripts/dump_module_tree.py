@@ -115,20 +115,20 @@ def dump(model, name):
             entry["activation"] = found
         modules.append(entry)
         classes.setdefault(type(module).__name__, described(type(module)))
-    names, count = {}, 0
-    for path, parameter in model.named_parameters(remove_duplicate=False):
-        known = names.setdefault(id(parameter), [])
-        # Those of a shared module are one parameter under one module, not a tie.
-        below_alias = any(path.startswith(a + ".") for a in aliases)
-        if not below_alias:
-            known.append(path)
-            count += parameter.numel() if len(known) == 1 else 0
+    # A parameter that several modules hold is tied; a shared module has its own once.
+    holders, count = {}, 0
+    for path, module in model.named_modules():
+        for n, parameter in module._parameters.items():
+            if parameter is not None:
+                known = holders.setdefault(id(parameter), [])
+                known.append(f"{path}.{n}" if path else n)
+                count += parameter.numel() if len(known) == 1 else 0
     return {
         "model": name,
         "modules": modules,
         "classes": classes,
         "module_aliases": aliases,
-        "tied_parameters": [group for group in names.values() if len(group) > 1],
+        "tied_parameters": [group for group in holders.values() if len(group) > 1],
         "parameter_count": count,
     }
 

@@ -191,9 +191,10 @@ def stored(out, made):
     vocab = doc["model"]["vocab"]
     tokens = sorted(vocab, key=vocab.get)
     rank = {("".join(m) if isinstance(m, list) else m.replace(" ", "")): -float(i) for i, m in enumerate(doc["model"]["merges"])}
-    types = [2 if t == "<unk>" else 3 if t in SPECIAL else 6 if t.startswith("<0x") else 1 for t in tokens] + [4] * (len(GIVEN) + 3)
-    # Runs of spaces have equal scores, as published vocabularies have them.
-    tokens += GIVEN + ["▁▁▁▁", "\n\n", "\t"]
+    types = [2 if t == "<unk>" else 3 if t in SPECIAL else 6 if t.startswith("<0x") else 1 for t in tokens]
+    # Given by the user, as published vocabularies have runs of spaces and lines. The reader wants no token twice.
+    more = [t for t in GIVEN + ["▁▁▁▁", "\n\n", "\t"] if t not in vocab]
+    tokens, types = tokens + more, types + [4] * len(more)
     scores = [rank.get(t, 0.0 if types[i] != 1 else -1e4) for i, t in enumerate(tokens)]
     ties = [round(s / 40) * 40.0 for s in scores]
     ids = dict(bos_token_id=1, eos_token_id=2, unknown_token_id=0)
@@ -201,7 +202,7 @@ def stored(out, made):
     yield "stored_ties", file("stored_ties", "llama", tokens, types, ties, add_space_prefix=False, add_bos_token=False, add_eos_token=True, **ids)
     doc = json.loads(made["wordpiece"].to_str())
     vocab = doc["model"]["vocab"]
-    tokens = [t[2:] if t.startswith("##") else t if t.startswith("[") and t.endswith("]") and len(t) > 2 else "▁" + t for t in sorted(vocab, key=vocab.get)]
+    tokens = [t[2:] if t.startswith("##") and len(t) > 2 else t if t.startswith("[") and t.endswith("]") and len(t) > 2 else "▁" + t for t in sorted(vocab, key=vocab.get)]
     types = [3 if t.startswith("[") and t.endswith("]") and len(t) > 2 else 1 for t in tokens]
     yield "stored_words", file("stored_words", "bert", tokens, types, bos_token_id=2, seperator_token_id=3, unknown_token_id=1, padding_token_id=0)
 

@@ -9,6 +9,8 @@ use std::process::{Command, Output};
 
 use serde_json::Value as Json;
 
+pub mod large;
+
 /// The workspace root.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

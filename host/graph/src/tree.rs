@@ -85,6 +85,17 @@ pub struct Module {
     pub forward: Option<Vec<(String, ArgKind)>>,
 }
 
+/// Where the rows of a module that is stored inside another one stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowsOf {
+    /// The module that is stored.
+    pub path: String,
+    /// Its rows, in every parameter.
+    pub rows: (usize, usize),
+    /// Why they may be others.
+    pub doubt: Option<String>,
+}
+
 /// A whole tree, modules in definition order.
 #[derive(Clone, Debug, Default)]
 pub struct ModuleTree {
@@ -95,6 +106,8 @@ pub struct ModuleTree {
     pub aliases: IndexMap<String, String>,
     /// Groups of parameters that are one tensor (`a.weight`, `b.weight`).
     pub tied: Vec<Vec<String>>,
+    /// Modules that are rows of another one's parameters (`qkv_proj` holds three): path -> where.
+    pub slices: IndexMap<String, RowsOf>,
     modules: Vec<Module>,
     index: HashMap<String, usize>,
     children: Vec<Vec<usize>>,

@@ -28,4 +28,4 @@ pub use families::{Family, FAMILIES};
 pub use generate::{generate, Generated, Stop};
 pub use model::{Description, Model};
 pub use params::NAMING;
-pub use tokenizer::{TextStream, Tokenizer};
+pub use tokenizer::{Message, TextStream, Tokenizer};

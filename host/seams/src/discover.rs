@@ -477,6 +477,19 @@ fn weights(
             Some((a, b)) => Some((number(a)?, number(b)?)),
             None => None,
         };
+        // A module that is stored inside another one is addressed there.
+        let inside = candidate.tree.slices.get(path);
+        if let Some(doubt) = inside.and_then(|s| s.doubt.as_ref()) {
+            return Err((code::FUSED_ROWS, format!("slot `{slot}`: {doubt}")));
+        }
+        let rows = match (rows, inside) {
+            (None, Some(whole)) => Some(whole.rows),
+            (Some((a, b)), Some(whole)) => Some((whole.rows.0 + a, whole.rows.0 + b)),
+            (rows, None) => rows,
+        };
+        let path = inside.map_or(path, |whole| whole.path.as_str());
+        let stored = candidate.tree.get(path).and_then(|m| m.params.get(param));
+        let info = stored.unwrap_or(info);
         let address = WeightAddress {
             path: path.into(),
             name: param.clone(),

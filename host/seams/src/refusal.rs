@@ -24,6 +24,8 @@ pub mod code {
     pub const SLOT_MISSING: &str = "slot_missing";
     /// An attribute of the host is outside the structure's values, and its document gives no code of its own.
     pub const AXIS_FOREIGN: &str = "axis_foreign";
+    /// Which rows of a parameter that holds several weights are this one's is not known.
+    pub const FUSED_ROWS: &str = "fused_rows_unknown";
     /// An expression of the structure's document cannot be evaluated on this candidate.
     pub const SLOTS_EXPRESSION: &str = "slots_expression";
     /// The structure's document cannot be expanded.

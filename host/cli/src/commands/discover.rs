@@ -9,7 +9,7 @@ use structures::receipt::RefusalNote;
 use structures::sites;
 use structures_bindings::Bindings;
 use structures_graph::ModuleTree;
-use structures_models::Description;
+use structures_models::{Checkpoint, Description, ModelError};
 use structures_seams::Seam;
 
 use super::{model_path, Context};
@@ -22,6 +22,8 @@ pub fn run(args: &DiscoverArgs, cx: &Context<'_>) -> Result<u8, Failure> {
     for name in &args.structures {
         catalog.get(name)?;
     }
+    // Why a model that could be looked at cannot be run.
+    let mut not_run: Option<String> = None;
     let (seams, refused) = match (&args.model, &args.tree) {
         (_, Some(tree)) => {
             readable(tree)?;
@@ -29,7 +31,17 @@ pub fn run(args: &DiscoverArgs, cx: &Context<'_>) -> Result<u8, Failure> {
             sites::discover_tree(&catalog, &tree, &args.structures)
         }
         (Some(model), None) => {
-            let description = Description::open(&model_path(model)?)?;
+            let path = model_path(model)?;
+            let description = match Description::open(&path) {
+                Ok(description) => description,
+                Err(e) => {
+                    // Of a model that no family here runs, the headers still show the modules.
+                    let tree = outline(&path, e, &mut not_run)?;
+                    let (seams, refused) = sites::discover_tree(&catalog, &tree, &args.structures);
+                    report(&seams, &refused, not_run.as_deref(), cx);
+                    return Ok(0);
+                }
+            };
             let bindings = Bindings::open(&cx.binding_dirs()?, &catalog)?;
             let survey = structures::host::survey_headers(
                 &catalog,
@@ -42,13 +54,41 @@ pub fn run(args: &DiscoverArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         }
         (None, None) => return Err(Failure::usage("no model", "give MODEL or --tree FILE")),
     };
-    if cx.out.json() {
-        cx.out
-            .document(json!({ "seams": seams, "refused": refused }));
-        return Ok(0);
-    }
-    print(&seams, &refused, cx);
+    report(&seams, &refused, None, cx);
     Ok(0)
+}
+
+/// The module tree of a checkpoint that is sound and that nothing here runs; any other fault stays one.
+fn outline(
+    path: &Path,
+    fault: ModelError,
+    not_run: &mut Option<String>,
+) -> Result<ModuleTree, Failure> {
+    let Ok(checkpoint) = Checkpoint::open(path) else {
+        return Err(fault.into());
+    };
+    let unknown = matches!(fault, ModelError::Unsupported(_)) || checkpoint.kind().is_none();
+    if !unknown {
+        return Err(fault.into());
+    }
+    *not_run = Some(fault.to_string());
+    Ok(checkpoint.outline())
+}
+
+fn report(seams: &[Seam], refused: &[RefusalNote], not_run: Option<&str>, cx: &Context<'_>) {
+    if cx.out.json() {
+        let mut document = json!({ "seams": seams, "refused": refused });
+        if let Some(why) = not_run {
+            document["executable"] = json!(false);
+            document["not_executable"] = json!({ "code": "unsupported", "reason": why });
+        }
+        cx.out.document(document);
+        return;
+    }
+    print(seams, refused, cx);
+    if let Some(why) = not_run {
+        cx.out.line(&format!("cannot be executed: {why}"));
+    }
 }
 
 /// A file that cannot be read is no damaged tree.
@@ -130,7 +170,13 @@ fn print(seams: &[Seam], refused: &[RefusalNote], cx: &Context<'_>) {
     cx.out.line(&format!("passed over: {}", refused.len()));
     let mut reasons: Vec<(String, usize, &str)> = Vec::new();
     for r in refused {
-        let key = format!("{} {}: {}", r.structure, r.code, r.reason);
+        // The same in every layer is one fact.
+        let key = format!(
+            "{} {}: {}",
+            r.structure,
+            r.code,
+            without_numbers(&r.path, &r.reason)
+        );
         match reasons.iter_mut().find(|(k, _, _)| *k == key) {
             Some((_, n, _)) => *n += 1,
             None => reasons.push((key, 1, &r.path)),
@@ -138,5 +184,36 @@ fn print(seams: &[Seam], refused: &[RefusalNote], cx: &Context<'_>) {
     }
     for (reason, n, first) in reasons {
         cx.out.line(&format!("  {n} x {reason} (first: {first})"));
+    }
+}
+
+/// A reason with the candidate's own path, and the paths around it, as their family.
+fn without_numbers(path: &str, reason: &str) -> String {
+    let mut parts: Vec<&str> = path.split('.').collect();
+    let mut text = reason.to_string();
+    while parts.iter().any(|p| p.parse::<u64>().is_ok()) {
+        let here = parts.join(".");
+        let (family, _) = structures_graph::tree::family_template(&here);
+        text = text.replace(&here, &family);
+        parts.pop();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_fold_into_one_reason() {
+        let of = |i: u32| {
+            let reason = format!("`m.layers.{i}.mlp` is 3 wide, `m.layers.{i}.norm` is 4");
+            without_numbers(&format!("m.layers.{i}.mlp"), &reason)
+        };
+        assert_eq!(
+            of(1),
+            "`m.layers.{i}.mlp` is 3 wide, `m.layers.{i}.norm` is 4"
+        );
+        assert_eq!(of(1), of(27));
     }
 }

@@ -16,6 +16,13 @@ use crate::ModelError;
 const AGAIN: &str = "the file is damaged or its download was cut short: get it again";
 /// ggml's own limit.
 const MAX_DIMS: u32 = 4;
+/// Twice what the largest published files have (experts are packed), so that a count cannot ask for more memory than
+/// the file and 64 MB.
+const MAX_TENSORS: u64 = 100_000;
+/// Published files have fewer than 100.
+const MAX_PAIRS: u64 = 65_536;
+/// Values of all lists together: a vocabulary of 262,144 tokens with scores, types and merges has 1.3 million.
+const MAX_VALUES: u64 = 1_900_000;
 /// Arrays of arrays are allowed; a chain of them must not exhaust the stack.
 const MAX_DEPTH: usize = 8;
 
@@ -138,6 +145,7 @@ pub(super) fn header(path: &Path) -> Result<(GgufMetadata, Vec<(String, Entry)>)
         inner: BufReader::with_capacity(1 << 20, f),
         at: 0,
         size,
+        values: MAX_VALUES,
     };
     let magic = r.bytes::<4>("magic")?;
     if &magic != b"GGUF" {
@@ -155,6 +163,14 @@ pub(super) fn header(path: &Path) -> Result<(GgufMetadata, Vec<(String, Entry)>)
     }
     let tensors = r.u64("tensor count")?;
     let pairs = r.u64("metadata count")?;
+    for (item, found, most) in [
+        ("tensor count", tensors, MAX_TENSORS),
+        ("metadata count", pairs, MAX_PAIRS),
+    ] {
+        if found > most {
+            return Err(r.bad(item, &format!("at most {most}"), found.to_string()));
+        }
+    }
 
     let mut meta = GgufMetadata {
         version,
@@ -219,6 +235,11 @@ pub(super) fn header(path: &Path) -> Result<(GgufMetadata, Vec<(String, Entry)>)
                 AGAIN,
             ));
         };
+        if offset % alignment != 0 {
+            let expected = format!("an offset that {alignment} divides");
+            let found = offset.to_string();
+            return Err(ModelError::tensor(path, &name, expected, found, AGAIN));
+        }
         let from = data.saturating_add(offset);
         let to = from.saturating_add(bytes as u64);
         if to > size {
@@ -241,7 +262,27 @@ pub(super) fn header(path: &Path) -> Result<(GgufMetadata, Vec<(String, Entry)>)
             },
         ));
     }
+    apart(path, &entries)?;
     Ok((meta, entries))
+}
+
+/// No two tensors share bytes.
+fn apart(path: &Path, entries: &[(String, Entry)]) -> Result<(), ModelError> {
+    let mut spans: Vec<(u64, u64, &str)> = entries
+        .iter()
+        .filter(|(_, e)| e.bytes > 0)
+        .map(|(name, e)| (e.offset, e.offset + e.bytes as u64, name.as_str()))
+        .collect();
+    spans.sort_unstable();
+    for pair in spans.windows(2) {
+        let ((_, end, first), (start, _, second)) = (pair[0], pair[1]);
+        if start < end {
+            let expected = format!("data of its own, from byte {end} on");
+            let found = format!("data from byte {start} on, inside that of `{first}`");
+            return Err(ModelError::tensor(path, second, expected, found, AGAIN));
+        }
+    }
+    Ok(())
 }
 
 struct Reader<'a> {
@@ -249,6 +290,8 @@ struct Reader<'a> {
     inner: BufReader<File>,
     at: u64,
     size: u64,
+    /// Values that lists may still have.
+    values: u64,
 }
 
 impl Reader<'_> {
@@ -321,7 +364,12 @@ impl Reader<'_> {
                     let expected = format!("a list of at most {}", self.size - self.at);
                     return Err(self.bad(key, &expected, n.to_string()));
                 }
-                let mut list = Vec::new();
+                if n > self.values {
+                    let expected = format!("lists of at most {MAX_VALUES} values in all");
+                    return Err(self.bad(key, &expected, n.to_string()));
+                }
+                self.values -= n;
+                let mut list = Vec::with_capacity(n as usize);
                 for _ in 0..n {
                     list.push(self.value(key, kind, depth + 1)?);
                 }

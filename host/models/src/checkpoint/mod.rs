@@ -14,6 +14,7 @@ use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
 mod gguf;
+mod outline;
 mod safetensors;
 mod stored;
 
@@ -385,12 +386,48 @@ fn info(name: &str, entry: &Entry) -> TensorInfo {
     }
 }
 
+/// Values a configuration may have: one with 21,000 labels has 90,000. A value takes up to 160 bytes while it is read.
+const MAX_VALUES: usize = 400_000;
+/// Bytes of a JSON document beside the weights.
+const MAX_JSON: u64 = 32 << 20;
+
+/// Reads a JSON document with at most so many values, counted before anything is made of it.
+fn read_small(path: &Path, values: usize, help: &str) -> Result<String, ModelError> {
+    let size = std::fs::metadata(path).map_err(|e| ModelError::io(path, "read it", e, help))?;
+    let text = match size.len() {
+        n if n > MAX_JSON => {
+            let expected = format!("at most {MAX_JSON} bytes");
+            return Err(ModelError::malformed(
+                path,
+                "size",
+                expected,
+                n.to_string(),
+                help,
+            ));
+        }
+        _ => std::fs::read_to_string(path).map_err(|e| ModelError::io(path, "read it", e, help))?,
+    };
+    let found = text
+        .bytes()
+        .filter(|b| matches!(b, b',' | b'[' | b'{'))
+        .count();
+    if found > values {
+        let expected = format!("at most {values} values");
+        return Err(ModelError::malformed(
+            path,
+            "content",
+            expected,
+            found.to_string(),
+            help,
+        ));
+    }
+    Ok(text)
+}
+
 /// Reads a JSON file that holds one object.
 pub(crate) fn read_json_object(path: &Path) -> Result<serde_json::Map<String, Json>, ModelError> {
-    let text = std::fs::read_to_string(path).map_err(|e| {
-        let help = "a model directory needs it: save the model with its configuration";
-        ModelError::io(path, "read it", e, help)
-    })?;
+    let help = "a model directory needs it: save the model with its configuration";
+    let text = read_small(path, MAX_VALUES, help)?;
     serde_json::from_str(&text).map_err(|e| {
         let help = "correct the file or get it again";
         ModelError::malformed(path, "content", "a JSON object", e.to_string(), help)

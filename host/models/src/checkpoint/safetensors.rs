@@ -9,7 +9,7 @@ use std::io::Read;
 use std::path::Path;
 
 use indexmap::IndexMap;
-use serde::de::{MapAccess, Visitor};
+use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::stored::StoredType;
@@ -26,6 +26,12 @@ struct RawTensor {
     shape: Vec<u64>,
     data_offsets: (u64, u64),
 }
+
+/// Tensors of one file: the largest published shards have a few thousand. Together with the limit on a header it keeps
+/// memory within the file's size and 64 MB.
+const MAX_TENSORS: usize = 100_000;
+/// Tensors of an index: the largest published ones have 140,000.
+const MAX_INDEXED: usize = 300_000;
 
 /// A header in file order, equal names kept.
 struct RawHeader(Vec<(String, Option<RawTensor>)>);
@@ -45,7 +51,15 @@ impl<'de> Deserialize<'de> for RawHeader {
                         map.next_value::<serde::de::IgnoredAny>()?;
                         rows.push((name, None));
                     } else {
-                        rows.push((name, Some(map.next_value()?)));
+                        // The format's reader does not say whose value it is.
+                        let value = map
+                            .next_value()
+                            .map_err(|e| A::Error::custom(format!("tensor `{name}`: {e}")))?;
+                        rows.push((name, Some(value)));
+                    }
+                    if rows.len() > MAX_TENSORS {
+                        let most = format!("more than {MAX_TENSORS} tensors in one file");
+                        return Err(A::Error::custom(most));
                     }
                 }
                 Ok(RawHeader(rows))
@@ -199,8 +213,7 @@ pub(super) fn index(path: &Path) -> Result<Index, ModelError> {
     struct Raw {
         weight_map: IndexMap<String, String>,
     }
-    let text =
-        std::fs::read_to_string(path).map_err(|e| ModelError::io(path, "read it", e, AGAIN))?;
+    let text = super::read_small(path, MAX_INDEXED, AGAIN)?;
     let raw: Raw = serde_json::from_str(&text).map_err(|e| {
         ModelError::malformed(
             path,

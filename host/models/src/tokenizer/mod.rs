@@ -49,6 +49,16 @@ impl Tokenizer {
         checkpoint: &Checkpoint,
         config: &DecoderConfig,
     ) -> Result<Option<Self>, ModelError> {
+        Self::of(checkpoint, config.bos, config.eos.clone())
+    }
+
+    /// As [`Self::open`], with the first token and those that end a text given by the caller: a tokenizer can be read
+    /// whatever the model is.
+    pub fn of(
+        checkpoint: &Checkpoint,
+        bos: Option<u32>,
+        eos: Vec<u32>,
+    ) -> Result<Option<Self>, ModelError> {
         let (inner, path, chat_template) = match checkpoint.metadata() {
             Metadata::Config(_) => {
                 let path = checkpoint.path().join("tokenizer.json");
@@ -70,8 +80,8 @@ impl Tokenizer {
         Ok(Some(Tokenizer {
             inner,
             path,
-            bos: config.bos,
-            eos: config.eos.clone(),
+            bos,
+            eos,
             chat_template,
         }))
     }

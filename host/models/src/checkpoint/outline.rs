@@ -1,0 +1,421 @@
+//! A module tree from headers alone, for a model that no builder knows.
+//!
+//! A module is what the tensors' names say, its kind what their shapes and names say; epsilon, activation and numbers of
+//! heads come from the configuration under the names in use. What none of them says is left out, so that whoever walks
+//! the tree assumes it in words or refuses. Parameters that hold several modules' rows (gate and up, q and k and v) are
+//! taken apart, their modules marked as rows of the stored one. Names of a GGUF become the published ones.
+
+use indexmap::IndexMap;
+use serde_json::{Map, Value as Json};
+use structures_graph::tree::{parent_path, ParamInfo, RowsOf, Scalar};
+use structures_graph::{activation_word, Module, ModuleKind, ModuleTree};
+
+use super::{Checkpoint, GgufMetadata, GgufValue, Metadata};
+
+/// Published paths below a layer of what a GGUF calls so.
+const LAYER: &[(&str, &str)] = &[
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_qkv", "self_attn.qkv_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("attn_norm", "input_layernorm"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+];
+const TOP: &[(&str, &str)] = &[
+    ("token_embd", "model.embed_tokens"),
+    ("output_norm", "model.norm"),
+    ("output", "lm_head"),
+];
+/// Modules whose rows are gate, then up; and q, then k, then v. Whether the rows of the latter ones stand one after
+/// another, or head by head, depends on who saved them.
+const GATE_UP: [&str; 2] = ["gate_up_proj", "gate_up"];
+const QKV: [&str; 1] = ["qkv_proj"];
+const QKV_DOUBTFUL: [&str; 5] = ["qkv", "query_key_value", "Wqkv", "c_attn", "in_proj"];
+
+impl Checkpoint {
+    /// What the model is called in its configuration, where it says so.
+    pub fn kind(&self) -> Option<&str> {
+        match &self.metadata {
+            Metadata::Config(map) => {
+                let named = |field: &str| map.get(field).and_then(Json::as_str);
+                named("model_type").or_else(|| named("_class_name"))
+            }
+            Metadata::Gguf(meta) => meta.text("general.architecture"),
+        }
+    }
+
+    /// The modules that the headers show, whatever the family.
+    pub fn outline(&self) -> ModuleTree {
+        let mut modules: IndexMap<String, Module> = IndexMap::new();
+        for (name, entry) in &self.tensors {
+            let (path, param) = match &self.metadata {
+                Metadata::Config(_) => split(name),
+                Metadata::Gguf(_) => self.published(name),
+            };
+            let module = modules.entry(path.clone()).or_insert_with(|| Module {
+                path,
+                kind: Some(ModuleKind::Other),
+                ..Module::default()
+            });
+            let info = ParamInfo {
+                dims: entry.dims.clone(),
+                dtype: entry.stored.name().into(),
+            };
+            module.params.insert(param, info);
+        }
+        let said = Said::new(&self.metadata);
+        for module in modules.values_mut() {
+            shape(module, &said);
+        }
+        let slices = take_apart(&mut modules, &said);
+        name_activations(&mut modules, &said);
+        let mut modules: Vec<Module> = modules.into_values().collect();
+        modules.sort_by_cached_key(|m| order(&m.path));
+        let mut tree = ModuleTree::new(self.kind().unwrap_or_default(), modules);
+        tree.slices = slices;
+        tree
+    }
+
+    /// Published path and parameter of a tensor of a GGUF; what has no other name keeps its own.
+    fn published(&self, tensor: &str) -> (String, String) {
+        let (path, param) = split(tensor);
+        if let Some((_, long)) = TOP.iter().find(|(short, _)| *short == path) {
+            return ((*long).into(), param);
+        }
+        let in_layer = path
+            .strip_prefix("blk.")
+            .and_then(|rest| rest.split_once('.'))
+            .filter(|(i, _)| i.bytes().all(|b| b.is_ascii_digit()));
+        let Some((i, short)) = in_layer else {
+            return (path, param);
+        };
+        let dims = |name: &str| {
+            let entry = self.tensors.get(&format!("blk.{i}.{name}.weight"));
+            entry.map(|e| e.dims.as_slice())
+        };
+        let long = match short {
+            "ffn_norm" if dims("post_attention_norm").is_some() => "pre_feedforward_layernorm",
+            "ffn_norm" => "post_attention_layernorm",
+            "ffn_up" | "ffn_down" if dims("ffn_gate").is_none() => {
+                let both = match (dims("ffn_up"), dims("ffn_down")) {
+                    (Some([rows, _]), Some([_, inner])) => *rows == inner.saturating_mul(2),
+                    _ => false,
+                };
+                match (short, both) {
+                    ("ffn_up", true) => "mlp.gate_up_proj",
+                    ("ffn_up", false) => "mlp.fc1",
+                    (_, true) => "mlp.down_proj",
+                    (_, false) => "mlp.fc2",
+                }
+            }
+            "ffn_up" => "mlp.up_proj",
+            "ffn_down" => "mlp.down_proj",
+            other => LAYER
+                .iter()
+                .find(|(name, _)| *name == other)
+                .map_or(other, |(_, long)| long),
+        };
+        (format!("model.layers.{i}.{long}"), param)
+    }
+}
+
+fn split(tensor: &str) -> (String, String) {
+    let path = parent_path(tensor);
+    let param = tensor.get(path.len()..).unwrap_or(tensor);
+    (path.into(), param.trim_start_matches('.').into())
+}
+
+/// Numbers in a path count as numbers.
+fn order(path: &str) -> Vec<(u64, String)> {
+    path.split('.')
+        .map(|part| match part.parse() {
+            Ok(n) => (n, String::new()),
+            Err(_) => (u64::MAX, part.to_string()),
+        })
+        .collect()
+}
+
+fn last(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
+}
+
+/// Kind and attributes of a module by its parameters.
+fn shape(module: &mut Module, said: &Said<'_>) {
+    let Some(weight) = module.params.get("weight").cloned() else {
+        return;
+    };
+    let name = last(&module.path).to_ascii_lowercase();
+    let norm = name.contains("norm") || name.starts_with("ln");
+    let bias = module.params.contains_key("bias");
+    let mut attr = |key: &str, value: Scalar| drop(module.attrs.insert(key.into(), value));
+    let kind = match weight.dims.as_slice() {
+        _ if !values(&weight.dtype) => ModuleKind::Other,
+        [rows, width] => {
+            let table = name.contains("embed") || matches!(name.as_str(), "wte" | "wpe" | "shared");
+            let (inner, outer, kind) = match table {
+                true => ("embedding_dim", "num_embeddings", ModuleKind::Embedding),
+                false => ("in_features", "out_features", ModuleKind::Linear),
+            };
+            attr(inner, int(*width));
+            attr(outer, int(*rows));
+            kind
+        }
+        [n] if norm => {
+            let kind = match bias {
+                true => ModuleKind::LayerNorm,
+                false => ModuleKind::RmsNorm,
+            };
+            if bias {
+                attr("normalized_shape", Scalar::List(vec![int(*n)]));
+            }
+            if let Some(eps) = said.epsilon(&module.path) {
+                module.attrs.insert("eps".into(), Scalar::Float(eps));
+            }
+            kind
+        }
+        [out, inside, kernel @ ..] if kernel.len() == 3 => {
+            attr("in_channels", int(*inside));
+            attr("out_channels", int(*out));
+            let kernel = kernel.iter().map(|n| int(*n)).collect();
+            attr("kernel_size", Scalar::List(kernel));
+            ModuleKind::Conv3d
+        }
+        _ => ModuleKind::Other,
+    };
+    if kind == ModuleKind::Linear && !bias {
+        module.absent_params.push("bias".into());
+    }
+    module.kind = Some(kind);
+}
+
+/// Whether the stored elements are the weight's own, not codes packed into words.
+fn values(dtype: &str) -> bool {
+    !matches!(
+        dtype,
+        "bool" | "u8" | "i8" | "u16" | "i16" | "u32" | "i32" | "u64" | "i64" | "c64"
+    )
+}
+
+fn int(n: usize) -> Scalar {
+    Scalar::Int(i64::try_from(n).unwrap_or(i64::MAX))
+}
+
+/// Adds the modules whose rows stand in another one's parameter.
+fn take_apart(modules: &mut IndexMap<String, Module>, said: &Said<'_>) -> IndexMap<String, RowsOf> {
+    let mut slices = IndexMap::new();
+    let mut more: Vec<Module> = Vec::new();
+    let fused: Vec<&Module> = modules
+        .values()
+        .filter(|m| m.kind == Some(ModuleKind::Linear))
+        .collect();
+    for whole in fused {
+        let Some([rows, width]) = whole.params.get("weight").map(|p| p.dims.as_slice()) else {
+            continue;
+        };
+        let (parts, doubt): (Vec<(&str, usize)>, Option<String>) = match last(&whole.path) {
+            name if GATE_UP.contains(&name) && rows % 2 == 0 => {
+                (vec![("gate_proj", rows / 2), ("up_proj", rows / 2)], None)
+            }
+            name if QKV.contains(&name) || QKV_DOUBTFUL.contains(&name) => {
+                let names = ["q_proj", "k_proj", "v_proj"];
+                let heads = said.head_rows(&whole.path, *width);
+                let fits = heads.filter(|(q, kv)| q.checked_add(2 * kv) == Some(*rows));
+                let doubt = match (fits, QKV.contains(&name)) {
+                    (Some(_), true) => None,
+                    (Some(_), false) => Some(format!(
+                        "whether the rows of `{}` stand head by head is not said",
+                        whole.path
+                    )),
+                    (None, _) => Some(format!(
+                        "which of the {rows} rows of `{}` are q, k and v is not said",
+                        whole.path
+                    )),
+                };
+                let (q, kv) = fits.unwrap_or((rows / 3, rows / 3));
+                (names.into_iter().zip([q, kv, kv]).collect(), doubt)
+            }
+            _ => continue,
+        };
+        let base = parent_path(&whole.path);
+        let mut from = 0;
+        for (name, rows) in parts {
+            let path = match base {
+                "" => name.to_string(),
+                _ => format!("{base}.{name}"),
+            };
+            if rows == 0 || modules.contains_key(&path) {
+                continue;
+            }
+            let mut part = whole.clone();
+            part.path.clone_from(&path);
+            for info in part.params.values_mut() {
+                if let Some(first) = info.dims.first_mut() {
+                    *first = rows;
+                }
+            }
+            part.attrs.insert("out_features".into(), int(rows));
+            let place = RowsOf {
+                path: whole.path.clone(),
+                rows: (from, from + rows),
+                doubt: doubt.clone(),
+            };
+            slices.insert(path, place);
+            more.push(part);
+            from += rows;
+        }
+    }
+    modules.extend(more.into_iter().map(|m| (m.path.clone(), m)));
+    slices
+}
+
+/// What holds several projections may have an activation between them; a layer may scale its residual.
+fn name_activations(modules: &mut IndexMap<String, Module>, said: &Said<'_>) {
+    let mut linears: IndexMap<String, usize> = IndexMap::new();
+    let mut layers: Vec<String> = Vec::new();
+    for m in modules.values() {
+        let above = parent_path(&m.path);
+        if m.kind == Some(ModuleKind::Linear) {
+            *linears.entry(above.into()).or_insert(0) += 1;
+        }
+        let numbered = last(above).bytes().all(|b| b.is_ascii_digit()) && !above.is_empty();
+        if numbered && !layers.iter().rev().any(|l| l == above) {
+            layers.push(above.into());
+        }
+    }
+    let mut set = |path: &str, key: &str, value: Scalar| {
+        let module = modules.entry(path.into()).or_insert_with(|| Module {
+            path: path.into(),
+            kind: Some(ModuleKind::Other),
+            ..Module::default()
+        });
+        module.attrs.insert(key.into(), value);
+    };
+    for path in linears.iter().filter(|(_, n)| **n > 1).map(|(p, _)| p) {
+        if let Some(word) = said.activation(path) {
+            set(path, "act_fn", Scalar::Word(word));
+        }
+    }
+    for path in layers {
+        if let Some(by) = said.number(&path, &["residual_multiplier"], "residual_scale") {
+            if by != 1.0 {
+                set(&path, "residual_multiplier", Scalar::Float(by));
+            }
+        }
+    }
+}
+
+/// What the configuration says, by the names in use.
+struct Said<'a> {
+    metadata: &'a Metadata,
+}
+
+impl<'a> Said<'a> {
+    fn new(metadata: &'a Metadata) -> Self {
+        Said { metadata }
+    }
+
+    /// The sections that may speak of a module: its own part's, then the whole model's.
+    fn sections(&self, map: &'a Map<String, Json>, path: &str) -> Vec<&'a Map<String, Json>> {
+        let path = path.to_ascii_lowercase();
+        let own: &[&str] = match path.as_str() {
+            p if p.contains("vis") || p.contains("image") => &["vision_config"],
+            p if p.contains("audio") || p.contains("speech") => &["audio_config"],
+            _ => &["text_config", "llm_config", "language_config"],
+        };
+        let own = own.iter().filter_map(|name| map.get(*name)?.as_object());
+        own.chain([map]).collect()
+    }
+
+    fn config(&self, path: &str, names: &[&str]) -> Option<&'a Json> {
+        let Metadata::Config(map) = self.metadata else {
+            return None;
+        };
+        let sections = self.sections(map, path);
+        sections.iter().find_map(|s| {
+            names
+                .iter()
+                .find_map(|n| s.get(*n).filter(|v| !v.is_null()))
+        })
+    }
+
+    /// A number under one of its names in a configuration, or its key in a GGUF.
+    fn number(&self, path: &str, names: &[&str], key: &str) -> Option<f64> {
+        match self.metadata {
+            Metadata::Config(_) => self.config(path, names)?.as_f64(),
+            Metadata::Gguf(meta) => gguf_number(meta, key),
+        }
+    }
+
+    fn size(&self, path: &str, names: &[&str], key: &str) -> Option<usize> {
+        let n = self.number(path, names, key)?;
+        (n.fract() == 0.0 && (1.0..1e9).contains(&n)).then_some(n as usize)
+    }
+
+    fn epsilon(&self, path: &str) -> Option<f64> {
+        let names = [
+            "rms_norm_eps",
+            "layer_norm_eps",
+            "layer_norm_epsilon",
+            "layernorm_epsilon",
+            "norm_eps",
+            "norm_epsilon",
+            "eps",
+        ];
+        let keys = [
+            "attention.layer_norm_rms_epsilon",
+            "attention.layer_norm_epsilon",
+        ];
+        keys.iter().find_map(|key| self.number(path, &names, key))
+    }
+
+    fn activation(&self, path: &str) -> Option<String> {
+        let names = [
+            "hidden_activation",
+            "hidden_act",
+            "activation_function",
+            "activation",
+            "activation_fn",
+            "act_fn",
+        ];
+        let word = self.config(path, &names)?.as_str()?;
+        Some(activation_word(word).unwrap_or(word).to_string())
+    }
+
+    /// Rows of q, and of k and v each.
+    fn head_rows(&self, path: &str, width: usize) -> Option<(usize, usize)> {
+        let heads = ["num_attention_heads", "n_head", "num_heads", "n_heads"];
+        let few = [
+            "num_key_value_heads",
+            "n_head_kv",
+            "num_kv_heads",
+            "num_query_groups",
+        ];
+        let heads = self.size(path, &heads, "attention.head_count")?;
+        let few = self
+            .size(path, &few, "attention.head_count_kv")
+            .unwrap_or(heads);
+        let each = match self.size(path, &["head_dim"], "attention.key_length") {
+            Some(n) => n,
+            None if width.is_multiple_of(heads) => width / heads,
+            None => return None,
+        };
+        Some((heads.checked_mul(each)?, few.checked_mul(each)?))
+    }
+}
+
+/// A number under the architecture's key; some write one for each layer, all equal.
+fn gguf_number(meta: &GgufMetadata, key: &str) -> Option<f64> {
+    let architecture = meta.text("general.architecture")?;
+    match meta.get(&format!("{architecture}.{key}"))? {
+        GgufValue::List(list) => match list.as_slice() {
+            [first, rest @ ..] if rest.iter().all(|v| v == first) => first.as_f64(),
+            _ => None,
+        },
+        one => one.as_f64(),
+    }
+}

@@ -1,0 +1,209 @@
+//! Token ids and texts of `tests/fixtures/tokens`, made by `scripts/token_cases.py`: for `tokenizer.json` files those of
+//! the Python package, for vocabularies in GGUF files those of llama.cpp on the same file.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use structures_models::{Checkpoint, Tokenizer};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokens")
+}
+
+fn unpacked(name: &str) -> Vec<u8> {
+    let path = fixtures().join(format!("{name}.gz"));
+    let packed = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut out = Vec::new();
+    flate2::read::GzDecoder::new(packed.as_slice())
+        .read_to_end(&mut out)
+        .unwrap();
+    out
+}
+
+fn lines() -> Vec<String> {
+    serde_json::from_slice(&unpacked("lines.json")).unwrap()
+}
+
+/// Names of the fixtures that end so, without the ending.
+fn names(ending: &str) -> Vec<String> {
+    let files = std::fs::read_dir(fixtures()).unwrap();
+    let mut names: Vec<String> = files
+        .filter_map(|f| {
+            let name = f.unwrap().file_name().into_string().unwrap();
+            name.strip_suffix(ending).map(String::from)
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+fn base36(ids: &[u32]) -> String {
+    let one = |mut n: u32| {
+        let mut digits = Vec::new();
+        loop {
+            digits.push(b"0123456789abcdefghijklmnopqrstuvwxyz"[(n % 36) as usize]);
+            n /= 36;
+            if n == 0 {
+                break;
+            }
+        }
+        digits.reverse();
+        String::from_utf8(digits).unwrap()
+    };
+    let all: Vec<String> = ids.iter().map(|n| one(*n)).collect();
+    all.join(" ")
+}
+
+/// A checkpoint with these files beside a small model's, or one file.
+fn open(files: &[(&str, Vec<u8>)]) -> Tokenizer {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, bytes) in files {
+        std::fs::write(dir.path().join(name), bytes).unwrap();
+    }
+    let path = match files {
+        [(name, _)] if name.ends_with(".gguf") => dir.path().join(name),
+        _ => {
+            let header = b"{}";
+            let mut weights = (header.len() as u64).to_le_bytes().to_vec();
+            weights.extend(header);
+            std::fs::write(dir.path().join("model.safetensors"), weights).unwrap();
+            std::fs::write(dir.path().join("config.json"), b"{}").unwrap();
+            dir.path().to_path_buf()
+        }
+    };
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    Tokenizer::of(&checkpoint, None, Vec::new())
+        .unwrap()
+        .unwrap()
+}
+
+/// Every line's ids and what they decode to.
+fn compare(name: &str, tokenizer: &Tokenizer, faults: &mut Vec<String>) {
+    let lines = lines();
+    let ids = String::from_utf8(unpacked(&format!("{name}.ids"))).unwrap();
+    let ids: Vec<&str> = ids.split('\n').collect();
+    let texts: HashMap<String, String> =
+        serde_json::from_slice(&unpacked(&format!("{name}.texts"))).unwrap();
+    assert_eq!(ids.len(), lines.len());
+    for (i, line) in lines.iter().enumerate() {
+        let ours = tokenizer.encode(line, true).unwrap();
+        if base36(&ours) != ids[i] {
+            faults.push(format!(
+                "{name} {i} {line:?}: {} not {}",
+                base36(&ours),
+                ids[i]
+            ));
+            continue;
+        }
+        let back = tokenizer.decode(&ours).unwrap();
+        let want = texts.get(&i.to_string()).unwrap_or(line);
+        // The reader of GGUF files gives pieces: a space that was put before a text is still there.
+        let fits = back == *want
+            || (name.starts_with("stored") && Some(back.as_str()) == want.strip_prefix(' '));
+        if !fits {
+            faults.push(format!("{name} {i}: decoded {back:?} not {want:?}"));
+        }
+    }
+}
+
+fn judge(compared: usize, faults: &[String]) {
+    println!("{compared} tokenizers compared");
+    let shown: Vec<&String> = faults.iter().take(25).collect();
+    assert!(faults.is_empty(), "{} faults: {shown:#?}", faults.len());
+}
+
+#[test]
+fn published_tokenizers_give_the_ids_of_the_python_package() {
+    let names = names(".tokenizer.json.gz");
+    assert!(names.len() >= 9, "{names:?}");
+    let mut faults = Vec::new();
+    for name in &names {
+        let file = unpacked(&format!("{name}.tokenizer.json"));
+        compare(name, &open(&[("tokenizer.json", file)]), &mut faults);
+    }
+    judge(names.len(), &faults);
+}
+
+#[test]
+fn stored_vocabularies_give_the_ids_of_llama_cpp() {
+    let names = names(".gguf.gz");
+    assert!(names.len() >= 4, "{names:?}");
+    let mut faults = Vec::new();
+    for name in &names {
+        let file = unpacked(&format!("{name}.gguf"));
+        compare(name, &open(&[("m.gguf", file)]), &mut faults);
+    }
+    judge(names.len(), &faults);
+}
+
+/// The same vocabulary under other names of pre-tokenizers, compared by checksums of the ids.
+#[test]
+fn every_named_split_gives_the_ids_of_llama_cpp() {
+    let lines = lines();
+    let file = unpacked("stored_merges.gguf");
+    let key = [b"tokenizer.ggml.pre".as_slice(), &8u32.to_le_bytes()].concat();
+    let at = file.windows(key.len()).position(|w| w == key).unwrap() + key.len();
+    let size = u64::from_le_bytes(file[at..at + 8].try_into().unwrap()) as usize;
+    let (mut faults, mut compared) = (Vec::new(), 0);
+    for name in names(".crc") {
+        let pre = name.strip_prefix("pre_").unwrap();
+        let sums = std::fs::read(fixtures().join(format!("{name}.crc"))).unwrap();
+        let length = (pre.len() as u64).to_le_bytes();
+        let other = [&file[..at], &length, pre.as_bytes(), &file[at + 8 + size..]].concat();
+        let tokenizer = open(&[("m.gguf", other)]);
+        for (i, line) in lines.iter().enumerate() {
+            let ids = tokenizer.encode(line, true).unwrap();
+            let mut crc = flate2::Crc::new();
+            crc.update(base36(&ids).as_bytes());
+            if crc.sum().to_le_bytes() != sums[4 * i..4 * i + 4] {
+                faults.push(format!("{pre} {i} {line:?}"));
+            }
+        }
+        compared += 1;
+    }
+    assert!(compared >= 15);
+    judge(compared, &faults);
+}
+
+/// Splits look ahead and back: a run of spaces must not take forever nor fail.
+#[test]
+fn long_runs_are_cut_in_time() {
+    let start = std::time::Instant::now();
+    for name in ["gpt2", "up_to_three", "sequence"] {
+        let tokenizer = open(&[(
+            "tokenizer.json",
+            unpacked(&format!("{name}.tokenizer.json")),
+        )]);
+        for run in [" ", "\n", "\r\n ", "a", "1", "\u{301}", "'"] {
+            let text = run.repeat(20_000);
+            let ids = tokenizer.encode(&text, false).unwrap();
+            assert_eq!(tokenizer.decode(&ids).unwrap(), text, "{name} {run:?}");
+        }
+    }
+    assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_damaged_tokenizer_is_named() {
+    for bytes in [
+        b"".to_vec(),
+        b"{}".to_vec(),
+        json!({"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}})
+            .to_string()
+            .into_bytes(),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let header = [2u64.to_le_bytes().as_slice(), b"{}"].concat();
+        std::fs::write(dir.path().join("model.safetensors"), header).unwrap();
+        std::fs::write(dir.path().join("config.json"), b"{}").unwrap();
+        std::fs::write(dir.path().join("tokenizer.json"), bytes).unwrap();
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let fault = Tokenizer::of(&checkpoint, None, Vec::new()).unwrap_err();
+        assert_eq!(fault.code(), "tokenizer");
+        assert!(fault.to_string().contains("tokenizer.json"), "{fault}");
+    }
+}
