@@ -25,7 +25,16 @@ pub fn run(args: &[String]) -> Result<(), String> {
     step(
         "mutations",
         cargo()
-            .args(["test", "--release", "--workspace", "--test", "yaml", "--test", "checkpoints", "--"])
+            .args([
+                "test",
+                "--release",
+                "--workspace",
+                "--test",
+                "yaml",
+                "--test",
+                "checkpoints",
+                "--",
+            ])
             .arg("--nocapture")
             .env("STRUCTURES_FUZZ_SECONDS", seconds.to_string())
             .env("STRUCTURES_FUZZ_SEED", seed),
