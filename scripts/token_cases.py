@@ -111,6 +111,19 @@ def other_texts(lines, texts):
     return json.dumps({i: t for i, (l, t) in enumerate(zip(lines, texts)) if l != t}, separators=(",", ":"))
 
 
+def pieces_text(model, row):
+    """The pieces of tokens one after another; the package's own way cuts each at 32 bytes."""
+    import ctypes
+    import llama_cpp
+    buffer = ctypes.create_string_buffer(4096)
+    vocab = llama_cpp.llama_model_get_vocab(model.model)
+    out = b""
+    for token in row:
+        n = llama_cpp.llama_token_to_piece(vocab, token, buffer, 4096, 0, True)
+        out += buffer.raw[:max(n, 0)]
+    return out.decode("utf-8", "replace")
+
+
 # What the newer splits are in tokenizer.json files.
 CONTRACT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 UP_TO_3 = CONTRACT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -229,7 +242,7 @@ def main(out):
         model, rows = ids(path)
         put(out / f"{name}.gguf.gz", path.read_bytes())
         put(out / f"{name}.ids.gz", pack(rows))
-        texts = [model.detokenize(r, special=True).decode("utf-8", "replace") for r in rows]
+        texts = [pieces_text(model, r) for r in rows]
         put(out / f"{name}.texts.gz", other_texts(lines, texts))
         if name == "stored_merges":
             data = path.read_bytes()

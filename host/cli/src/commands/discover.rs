@@ -154,9 +154,12 @@ fn print(seams: &[Seam], refused: &[RefusalNote], cx: &Context<'_>) {
             })
             .collect(),
     );
-    let mut assumed: Vec<&str> = seams
+    let mut assumed: Vec<String> = seams
         .iter()
-        .flat_map(|s| s.assumptions.iter().map(|a| a.text.as_str()))
+        .flat_map(|s| {
+            let texts = s.assumptions.iter();
+            texts.map(|a| without_numbers(&s.path, &a.text))
+        })
         .collect();
     assumed.sort_unstable();
     assumed.dedup();
