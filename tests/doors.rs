@@ -317,6 +317,73 @@ fn b_292_the_manifest_follows_what_the_seats_do() {
 }
 
 #[test]
+fn b_283_a_model_that_was_loaded_again_takes_no_plan_of_the_first() {
+    let (_dir, host) = with(Fault::None);
+    let (first, again) = (model(), model());
+    let done = attach(&host, &first, &samples(3), &options("none"), &Silent).unwrap();
+    let runner = Runner::new(again.session(), 8);
+    let mut state = runner.state();
+    let error = runner
+        .step(&done.plan, &[5, 9], 0, &mut state, None)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("another session"), "{error}");
+    assert!(error.contains("attach to this one"), "{error}");
+    // The one it was made for goes on.
+    logits(&first, &done.plan);
+}
+
+#[test]
+fn b_285_attaching_is_all_or_nothing() {
+    let (_dir, host) = with(Fault::None);
+    let model = model();
+    let before = logits(&model, &model.session().host_plan());
+    let ffn = host.get("decoder_ffn").unwrap();
+    let bound = ffn
+        .bind(
+            &model,
+            MLP,
+            &samples(3),
+            &options("none"),
+            DEFAULT_FLOOR,
+            &Silent,
+        )
+        .unwrap();
+    let served = bound.seat.ledger.counts();
+    let mut broken = bound.install.clone();
+    broken.name = "broken".into();
+    broken.outputs.clear();
+    for second in [bound.install.clone(), broken] {
+        let both = vec![bound.install.clone(), second];
+        let error = model.session().plan(both).map(|_| ()).unwrap_err();
+        assert!(!error.to_string().is_empty());
+        assert_eq!(logits(&model, &model.session().host_plan()), before);
+    }
+    assert_eq!(bound.seat.ledger.counts(), served, "nothing ran");
+}
+
+#[test]
+fn b_310_a_refusal_is_for_its_form_and_its_sizes() {
+    let (_dir, host) = with(Fault::Slow);
+    let model = model();
+    let options = Options {
+        min_speedup: 1.02,
+        structures: vec!["decoder_ffn".into()],
+        ..options("w8a16_decode")
+    };
+    let done = attach(&host, &model, &samples(3), &options, &Silent).unwrap();
+    let unit = &done.receipt.units[0];
+    assert_eq!(
+        (unit.outcome.as_str(), unit.form.as_str()),
+        ("refused", "int8")
+    );
+    let reason = unit.reason.as_deref().unwrap();
+    for fact in ["rows 24", "says nothing about other sizes"] {
+        assert!(reason.contains(fact), "{reason}");
+    }
+}
+
+#[test]
 fn b_170_errors_are_typed() {
     let (_dir, host) = with(Fault::None);
     assert!(matches!(host.get("").map(|_| ()), Err(Error::Catalog(_))));

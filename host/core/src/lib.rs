@@ -25,6 +25,7 @@ pub mod observe;
 pub mod precision;
 pub mod probe;
 pub mod progress;
+pub mod qualify;
 pub mod receipt;
 pub mod replay;
 pub mod samples;
