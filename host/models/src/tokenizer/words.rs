@@ -56,13 +56,13 @@ fn pieces(word: &str, ids: &HashMap<String, u32>, longest: usize) -> Option<Vec<
 
 /// Words without spaces; a sign and an ideograph is a word of its own.
 fn words(text: &str, rules: Rules) -> Vec<String> {
-    let mut text = NormalizedString::from(text);
-    if rules.strip_accents {
-        text.nfd();
-    }
+    let text = match rules.strip_accents {
+        true => decomposed(text),
+        false => text.to_string(),
+    };
     let mut words = Vec::new();
     let mut open = String::new();
-    for c in text.get().chars() {
+    for c in text.chars() {
         if c.is_whitespace() {
             words.extend((!open.is_empty()).then(|| std::mem::take(&mut open)));
             continue;
@@ -86,6 +86,20 @@ fn words(text: &str, rules: Rules) -> Vec<String> {
     }
     words.extend((!open.is_empty()).then_some(open));
     words
+}
+
+/// Each character as the first one of its decomposition, which is all that readers of the format keep of it: a letter
+/// without its accents, and of a Hangul syllable its first consonant.
+fn decomposed(text: &str) -> String {
+    let first = |c: char| {
+        if c.is_ascii() {
+            return c;
+        }
+        let mut one = NormalizedString::from(c.to_string());
+        one.nfd();
+        one.get().chars().next().unwrap_or(c)
+    };
+    text.chars().map(first).collect()
 }
 
 /// One character for one; what has no such lower case stays.
@@ -153,6 +167,7 @@ mod tests {
             "ete", ",", "d", "'", "orx", "\u{4e2d}", "\u{6587}", "$", "1",
         ];
         assert_eq!(got, want);
+        assert_eq!(words("\u{e9}\u{d55c}\u{e0}", PLAIN), ["e\u{1112}a"]);
         let as_it_is = Rules {
             lowercase: false,
             strip_accents: false,
