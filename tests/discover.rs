@@ -106,7 +106,7 @@ fn fused_weights_of_an_unknown_family_are_addressed_by_rows() {
     let (code, text) = run(&["discover"]);
     assert_eq!(code, Some(0));
     assert!(text.contains("cannot be executed"), "{text}");
-    let (code, text) = run(&["bench"]);
+    let (code, text) = run(&["attach"]);
     assert_eq!(code, Some(1), "{text}");
 }
 
