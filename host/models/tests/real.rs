@@ -96,7 +96,7 @@ fn gemma3_reads_like_llama_cpp_and_writes_prose() {
     let out = generate(&model, &plan, &long, 8, &mut |_| ()).unwrap();
     let text = tokenizer.decode(&out.tokens).unwrap();
     println!("after {} tokens: {text:?}", long.len());
-    assert!(text.contains("river"), "{text}");
+    assert!(text.to_lowercase().contains("river"), "{text}");
     let full = generate(&model, &plan, &long, c.max_positions, &mut |_| ()).unwrap_err();
     assert_eq!(full.code(), "context_full");
     assert!(full.to_string().contains("32768"), "{full}");
