@@ -87,7 +87,9 @@ codes! {
     ScanCrashed "scan_crashed": "Describing the plugin, or opening or closing it once, ended the child by a signal.",
         "Report it to the vendor with the signal; the plugin stays out until the file changes or `plugins rescan`.";
     ScanFailed "scan_failed": "The scan child ended without an answer.",
-        "Run the scanner by hand on the file; its messages are in the log.";
+        "Run the scanner by hand on the file; its messages are in the log. It is tried again after an hour or `plugins rescan`.";
+    LoadCrashed "load_crashed": "A host process ended while it opened the plugin, which a scan child had opened before.",
+        "Report it to the vendor: the plugin behaves differently in a host. It is tried again after an hour or `plugins rescan`.";
     OpenFailed "open_failed": "The dynamic linker refused the library.",
         "Install what it needs (missing library or symbol), or a build for this system; a cache on a `noexec` mount is moved by STRUCTURES_CACHE_DIR.";
     NotAPlugin "not_a_plugin": "A shared library without a plugin door.",

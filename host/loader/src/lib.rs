@@ -24,6 +24,7 @@ mod hostile;
 mod lock;
 mod log;
 mod open;
+mod opening;
 mod paths;
 mod plugin;
 pub mod pool;

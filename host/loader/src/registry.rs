@@ -8,7 +8,7 @@
 //!
 //! Two ways to scan. [`Registry::scan`] opens what can be opened, and hashes whatever it opens. [`Registry::list`]
 //! says the same of every file, but believes the cache of scans about files that have not changed and about plugins
-//! that this host has opened before.
+//! that a scan child or this host has opened before: it opens what nobody did.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -27,6 +27,7 @@ use crate::document;
 use crate::elf;
 use crate::error::LoaderError;
 use crate::lock::{self, Drift, Lock, LockPolicy, LockReport, LockedPlugin};
+use crate::opening::{self, Opening};
 use crate::paths::{self, Opened};
 use crate::plugin::Plugin;
 use crate::quarantine::{Quarantine, Quarantined};
@@ -175,8 +176,8 @@ impl Registry {
         Self::run(options, false)
     }
 
-    /// As [`Registry::scan`] for somebody who only wants to know: a plugin that this host opened before, whose file
-    /// has not changed, is listed as loaded without being opened. [`Registry::loaded`] lacks it.
+    /// As [`Registry::scan`] for somebody who only wants to know: a plugin that its scan child or this host opened
+    /// is listed as loaded without being opened here. [`Registry::loaded`] lacks it.
     ///
     /// # Errors
     /// As [`Registry::scan`].
@@ -198,12 +199,21 @@ impl Registry {
             let config = environment.config_dir.as_ref()?;
             Some(config.join("structures").join("trusted"))
         });
+        let made_by = made_by(&scanner);
+        let quarantine = Quarantine::open(cache_dir, made_by.clone());
+        let opening = Opening::open(cache_dir);
+        // Noted before the entries' names are read again.
+        let quarantine = match opening.report(&quarantine) {
+            0 => quarantine,
+            _ => Quarantine::open(cache_dir, made_by.clone()),
+        };
         let mut scan = Scan {
             options,
             listing,
             cpu: Device::host_cpu(),
-            cache: ScanCache::open(cache_dir, made_by(&scanner)),
-            quarantine: Quarantine::open(cache_dir),
+            cache: ScanCache::open(cache_dir, made_by),
+            quarantine,
+            opening,
             keys: TrustedKeys::read(keys.as_deref(), named)?,
             lock,
             scanner,
@@ -274,6 +284,7 @@ pub fn forget(environment: &Environment) -> Result<(usize, usize), LoaderError> 
         source,
     };
     let scans = crate::cache::forget(cache).map_err(failed)?;
+    opening::forget(cache).map_err(failed)?;
     let quarantined = crate::quarantine::forget(cache).map_err(failed)?;
     Ok((scans, quarantined))
 }
@@ -294,6 +305,7 @@ struct Scan<'a> {
     cpu: Device,
     cache: ScanCache,
     quarantine: Quarantine,
+    opening: Opening,
     keys: TrustedKeys,
     lock: Option<Lock>,
     store: Mutex<Option<ObjectStore>>,
@@ -315,6 +327,8 @@ struct Candidate {
     signature: Option<SignatureState>,
     quarantine: Option<Quarantined>,
     description: Option<Description>,
+    /// The child opened and closed it in this scan.
+    rehearsed: bool,
     /// What the child answered in this scan.
     answer: Option<Answer>,
     /// What it answered when the child opened it.
@@ -609,25 +623,26 @@ impl Scan<'_> {
                 candidate.steps.push(format!("described in {took:.1} ms"));
                 candidate.description = Some(d.clone());
                 match opened {
-                    Ok(()) => candidate.answer = Some(Answer::Description(Box::new(d))),
+                    Ok(rehearsed) => {
+                        candidate.rehearsed = rehearsed;
+                        candidate.answer = Some(Answer::Description(Box::new(d)));
+                    }
                     // An answer of the plugin's own, perhaps another one tomorrow; ids are settled first.
                     Err(failed) if failed.is_answer() => candidate.unopened = Some(failed.refusal),
-                    Err(Failed { refusal, signal }) => {
-                        self.quarantine
-                            .note(sha256, &candidate.path, &refusal, signal);
-                        return Err(refusal);
+                    Err(failed) => {
+                        self.quarantine.note(sha256, &candidate.path, &failed);
+                        return Err(failed.refusal);
                     }
                 }
                 Ok(())
             }
-            Err(Failed { refusal, signal }) => {
+            Err(failed) => {
                 candidate
                     .steps
                     .push(format!("not described, after {took:.1} ms"));
-                candidate.answer = Answer::refused(&refusal);
-                self.quarantine
-                    .note(sha256, &candidate.path, &refusal, signal);
-                Err(refusal)
+                candidate.answer = Answer::refused(&failed.refusal);
+                self.quarantine.note(sha256, &candidate.path, &failed);
+                Err(failed.refusal)
             }
         }
     }
@@ -644,6 +659,7 @@ impl Scan<'_> {
         };
         if let Some(answer) = candidate.answer.take() {
             self.cache.note_answer(sha256, answer);
+            self.cache.note_loaded(sha256, candidate.rehearsed);
         }
         if let Some(line) = candidate.signed.take() {
             self.cache.note_signed(sha256, line);
@@ -676,7 +692,11 @@ impl Scan<'_> {
             return Fate::Refused(refusal);
         }
         if self.listing && self.cache.loaded(&sha256) {
-            candidate.steps.push("opened before (cache)".into());
+            let step = match candidate.rehearsed {
+                true => "opened in the scan child",
+                false => "opened before (cache)",
+            };
+            candidate.steps.push(step.into());
             self.ids.insert(description.id, candidate.path.clone());
             return Fate::Loaded;
         }
@@ -721,6 +741,7 @@ impl Scan<'_> {
             return Err(Code::BytesChanged.because("there is no private copy"));
         };
         object.verify()?;
+        let _mark = self.opening.mark(sha256, &candidate.path);
         Plugin::load(&candidate.path, object, description)
     }
 
@@ -784,6 +805,7 @@ impl Candidate {
             signature: None,
             quarantine: None,
             description: None,
+            rehearsed: false,
             answer: None,
             unopened: None,
             signed: None,

@@ -113,7 +113,7 @@ impl Scanner {
             Scanner::InProcess => describe_here(object)
                 .map(|(_, text)| Described {
                     text,
-                    opened: Ok(()),
+                    opened: Ok(false),
                 })
                 .map_err(Failed::from),
             Scanner::Missing(refusal) => Err(refusal.clone().into()),
@@ -145,8 +145,8 @@ impl Scanner {
 pub(crate) struct Described {
     /// The document's text.
     pub(crate) text: String,
-    /// What became of it when it was opened; nothing did where nobody tried.
-    pub(crate) opened: Result<(), Failed>,
+    /// Whether it was opened and closed, or what became of that; `false` where nobody tried.
+    pub(crate) opened: Result<bool, Failed>,
 }
 
 /// Why there is no document, and the signal that ended the child if one did.
@@ -154,6 +154,8 @@ pub(crate) struct Described {
 pub(crate) struct Failed {
     pub(crate) refusal: Refusal,
     pub(crate) signal: Option<i32>,
+    /// The child ran the library and ended without a word.
+    pub(crate) silent: bool,
 }
 
 impl Failed {
@@ -169,6 +171,7 @@ impl From<Refusal> for Failed {
         Failed {
             refusal,
             signal: None,
+            silent: false,
         }
     }
 }
@@ -335,11 +338,11 @@ fn describe_in_child(
             text,
             opened: match (opening, second) {
                 (_, Some(second)) if second.code.is_some() => {
-                    second.refusal().map_or(Ok(()), |r| Err(r.into()))
+                    second.refusal().map_or(Ok(false), |r| Err(r.into()))
                 }
                 // A scanner of another make may only describe.
-                (false, _) => ended.map_or(Ok(()), Err),
-                (true, Some(second)) if second.opened => ended.map_or(Ok(()), Err),
+                (false, _) => ended.map_or(Ok(false), Err),
+                (true, Some(second)) if second.opened => ended.map_or(Ok(true), Err),
                 (true, _) => Err(ended.unwrap_or_else(|| silent(end.status, opening, &messages))),
             },
         }),
@@ -374,6 +377,7 @@ fn ended(
             last_words(messages)
         )),
         signal: Some(signal),
+        silent: false,
     })
 }
 
@@ -388,7 +392,10 @@ fn silent(status: Option<ExitStatus>, opening: bool, messages: &str) -> Failed {
         status.and_then(|s| s.code()).unwrap_or(-1),
         last_words(messages)
     );
-    Code::ScanFailed.because(text).into()
+    Failed {
+        silent: true,
+        ..Failed::from(Code::ScanFailed.because(text))
+    }
 }
 
 fn last_words(messages: &str) -> String {
@@ -516,7 +523,7 @@ mod tests {
         std::fs::write(&program, format!("#!/bin/sh\n{body}\n")).expect("write");
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("chmod");
         describe_in_child(&program, Path::new("/x.so"), deadline)
-            .and_then(|described| described.opened.map(|()| described.text))
+            .and_then(|described| described.opened.map(|_| described.text))
             .map_err(|f| f.refusal)
     }
 
