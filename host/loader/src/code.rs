@@ -88,6 +88,8 @@ codes! {
         "Report it to the vendor with the signal; the plugin stays out until the file changes or `plugins rescan`.";
     ScanFailed "scan_failed": "The scan child ended without an answer.",
         "Run the scanner by hand on the file; its messages are in the log. It is tried again after an hour or `plugins rescan`.";
+    ScanLeftProcesses "scan_left_processes": "The plugin started processes that outlived the scan child; they were ended.",
+        "Report it to the vendor: loading, `describe`, `open` and `close` must leave nothing behind.";
     LoadCrashed "load_crashed": "A host process ended while it opened the plugin, which a scan child had opened before.",
         "Report it to the vendor: the plugin behaves differently in a host. It is tried again after an hour or `plugins rescan`.";
     OpenFailed "open_failed": "The dynamic linker refused the library.",

@@ -37,6 +37,7 @@ mod services;
 mod sidecar;
 mod signature;
 mod store;
+mod supervisor;
 mod sys;
 mod table;
 mod tensor;

@@ -31,7 +31,7 @@ use crate::opening::{self, Opening};
 use crate::paths::{self, Opened};
 use crate::plugin::Plugin;
 use crate::quarantine::{Quarantine, Quarantined};
-use crate::scan::{Failed, ScanMode, Scanner, DEADLINE};
+use crate::scan::{ScanMode, Scanner, DEADLINE};
 use crate::search::{candidates, places, Environment, Place, SearchDir};
 use crate::sidecar::Sidecar;
 use crate::signature::{SignatureState, TrustedKeys};

@@ -397,6 +397,73 @@ fn what_ends_only_a_host_is_listed_and_quarantined_once_it_ended_one() {
     assert_eq!(code(&place.list(), "host.so"), "loaded");
 }
 
+/// Whether the process whose id is in this file runs.
+fn runs(file: &Path) -> bool {
+    let pid = fs::read_to_string(file).expect("the fixture wrote its id");
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
+#[test]
+fn a_process_that_left_its_group_ends_with_the_scan_and_costs_the_plugin_its_place() {
+    let place = Place::new();
+    let pid = place.root.join("pid");
+    c_fixture(
+        &place.plugins,
+        "leaves",
+        &[&format!("LEAVES=\"{}\"", pid.display())],
+    );
+    let registry = place.scan();
+    let found = row(&registry, "leaves.so");
+    assert_eq!(
+        code(&registry, "leaves.so"),
+        "scan_left_processes",
+        "{:?}",
+        found.reason
+    );
+    assert!(!runs(&pid));
+    // Also when the child does not end by itself.
+    let late = place.root.join("late");
+    fs::remove_file(place.plugins.join("leaves.so")).expect("remove");
+    let leaves = format!("LEAVES=\"{}\"", late.display());
+    c_fixture(&place.plugins, "late", &[&leaves, "LATE"]);
+    let mut options = place.options();
+    options.deadline = Duration::from_secs(1);
+    let registry = Registry::scan(&options).expect("scan");
+    assert_eq!(code(&registry, "late.so"), "scan_timeout");
+    assert!(!runs(&late));
+}
+
+#[test]
+fn a_parent_that_ignores_its_children_s_ends_scans_all_the_same() {
+    const NAME: &str = "a_parent_that_ignores_its_children_s_ends_scans_all_the_same";
+    let place = Place::new();
+    if std::env::var_os(OPENS).is_none() {
+        let ignored = format!("trap '' CHLD; exec \"$0\" --exact {NAME}");
+        let test = std::env::current_exe().expect("path");
+        let output = std::process::Command::new("/bin/bash")
+            .args(["-c", &ignored])
+            .arg(test)
+            .env(OPENS, "")
+            .output()
+            .expect("runs");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stdout)
+        );
+        return;
+    }
+    fixture_copy(&place.plugins, Fault::None, "good");
+    let registry = place.scan();
+    assert_eq!(
+        code(&registry, "good.so"),
+        "loaded",
+        "{:?}",
+        row(&registry, "good.so").reason
+    );
+}
+
 #[test]
 fn an_exit_is_quarantined_and_another_scanner_s_entry_is_none() {
     let place = Place::new();

@@ -42,7 +42,8 @@
  *   SPAN, TYPO                   another span; another dtype beside the right ones
  *   DESCRIBED_API                API of the document alone
  *   HOST_ABORTS                  its open aborts in a process that is not a scan's
- *   LEAVES                       forks a process out of its group and session, which writes its id to this file
+ *   LEAVES                       forks a process out of its group and session, which writes its id to this file;
+ *                                LATE: and then waits for ever
  *   CLASHES, UNIQUE              exports a name of the C library; a unique symbol
  */
 #include <math.h>
@@ -198,8 +199,13 @@ static structures_status fixture_open(const structures_host_vtable *host, void *
 #include <unistd.h>
 __attribute__((constructor)) static void leave_one(void)
 {
-    if (fork() != 0)
+    if (fork() != 0) {
+#ifdef LATE
+        for (;;)
+            pause();
+#endif
         return;
+    }
     setsid();
     if (fork() != 0)
         _exit(0);
