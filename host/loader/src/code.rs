@@ -50,6 +50,8 @@ codes! {
         "Remove the permission: `chmod o-w`.";
     PathGroupWritable "path_group_writable": "The file or its directory can be written by a group that is not your own.",
         "Remove the permission: `chmod g-w`.";
+    TooLarge "too_large": "The file is larger than any library is, or far longer than its own headers say.",
+        "Fetch the file again; a library of more than 4 GiB is not supported.";
     NotElf "not_elf": "The file does not start with the ELF magic.",
         "It is not a shared library; install the vendor's build for this system.";
     ElfTruncated "elf_truncated": "A header or a segment lies past the end of the file.",

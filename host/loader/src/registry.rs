@@ -30,6 +30,7 @@ use crate::lock::{self, Drift, Lock, LockPolicy, LockReport, LockedPlugin};
 use crate::opening::{self, Opening};
 use crate::paths::{self, Opened};
 use crate::plugin::Plugin;
+use crate::private;
 use crate::quarantine::{Quarantine, Quarantined};
 use crate::scan::{ScanMode, Scanner, DEADLINE};
 use crate::search::{candidates, places, Environment, Place, SearchDir};
@@ -190,10 +191,10 @@ impl Registry {
         let places = places(&options.dirs, environment)?;
         let cache_dir = environment.cache_dir.as_deref();
         let scanner = Scanner::find(&options.mode, environment);
-        let lock = match &options.lock.file {
-            Some(path) => Lock::read(path)?,
-            None => None,
-        };
+        if let Some(cache) = cache_dir {
+            own_cache(cache)?;
+        }
+        let lock = Lock::read_for(&options.lock)?;
         let named = environment.trusted_keys.is_some();
         let keys = environment.trusted_keys.clone().or_else(|| {
             let config = environment.config_dir.as_ref()?;
@@ -269,6 +270,19 @@ impl Registry {
     }
 }
 
+/// Whoever could write the cache could tell the host what it has seen, and give it other bytes to open.
+fn own_cache(cache: &Path) -> Result<(), LoaderError> {
+    for name in ["objects", "scans", "quarantine", "opening"] {
+        let path = cache.join(name);
+        private::own_directory(&path).map_err(|source| LoaderError::Cache {
+            path,
+            action: "believe the directory",
+            source,
+        })?;
+    }
+    Ok(())
+}
+
 /// Forgets every scan and the whole quarantine below a cache directory; how many entries each had.
 ///
 /// # Errors
@@ -319,6 +333,10 @@ struct Scan<'a> {
 /// A candidate on its way.
 struct Candidate {
     path: PathBuf,
+    /// Links resolved, once the path rules passed.
+    canonical: Option<PathBuf>,
+    /// What refused it belongs to this name - sidecar, signature - and not to the bytes.
+    by_name: bool,
     /// What was hashed: the stamp and when it was taken.
     stamp: Option<(Stamp, i64)>,
     sha256: Option<String>,
@@ -376,6 +394,9 @@ impl Scan<'_> {
             }
         }
         self.describe_all(&mut found)?;
+        while look_again(&mut found) {
+            self.describe_all(&mut found)?;
+        }
         for (_, candidate) in &mut found {
             self.remember(candidate);
         }
@@ -415,6 +436,7 @@ impl Scan<'_> {
                 return candidate;
             }
         };
+        candidate.canonical = Some(opened.canonical.clone());
         if let Some(first) = self.files.get(&opened.canonical) {
             let reason = format!("the same file as {}", first.display());
             candidate.fate = Fate::Shadowed(Code::SameFile.because(reason));
@@ -500,27 +522,31 @@ impl Scan<'_> {
         if let Some(lock) = self.listed(&name(&candidate.path), &sha256)? {
             candidate.steps.push(lock);
         }
-        let copy = candidate.object.as_ref().map(|o| o.path.clone());
+        let copy = candidate.object.clone();
         // Without a copy nothing is opened, and the digest is the cache's: so may be what it says of a signature.
         let known = match copy {
             Some(_) => None,
             None => self.cache.signed(&sha256),
         };
-        let bytes = || copy.map_or_else(|| opened.file.try_clone(), File::open);
+        let bytes = || copy.map_or_else(|| opened.file.try_clone(), |copy| copy.open());
         let required = self.options.require_signed;
         let judged = self.keys.judge(&candidate.path, known, bytes, required);
         candidate.steps.push(format!("signature {}", judged.state));
         candidate.signature = Some(judged.state);
         candidate.signed = judged.verified;
+        candidate.by_name = true;
         judged.answer?;
         let sidecar = sidecar?;
         if let Some(sidecar) = &sidecar {
             sidecar.covers(&candidate.path, &sha256)?;
             self.admit(&sidecar.description)?;
         }
+        candidate.by_name = false;
         self.answer(candidate, &sha256)?;
         if let (Some(sidecar), Some(d)) = (&sidecar, &candidate.description) {
-            sidecar.agrees(&candidate.path, d)?;
+            let agreed = sidecar.agrees(&candidate.path, d);
+            candidate.by_name = agreed.is_err();
+            agreed?;
             candidate.steps.push("sidecar agrees".into());
         }
         candidate.fate = Fate::Open;
@@ -535,7 +561,7 @@ impl Scan<'_> {
         let stamp = opened.file.metadata().ok().map(|m| Stamp::of(&m));
         let object = self.intern(&opened.file)?;
         // The copy is what is opened, so it is what must be whole: the original may have changed while it was read.
-        let copy = File::open(&object.path).map_err(|e| {
+        let copy = object.open().map_err(|e| {
             Code::Unreadable.because(format!("the private copy cannot be opened: {e}"))
         })?;
         elf::check(&copy)?;
@@ -798,6 +824,8 @@ impl Candidate {
     fn new(path: PathBuf) -> Self {
         Candidate {
             path,
+            canonical: None,
+            by_name: false,
             stamp: None,
             sha256: None,
             object: None,
@@ -906,6 +934,36 @@ impl TracedCandidate {
             code: row.code,
         }
     }
+}
+
+/// A name that was refused for what stands beside it stands for no other name of the file: the next one is looked
+/// into. Whether there is one.
+fn look_again(found: &mut [(usize, Candidate)]) -> bool {
+    let mut standing: HashMap<PathBuf, PathBuf> = HashMap::new();
+    let mut again = false;
+    for (_, candidate) in found {
+        let Some(canonical) = candidate.canonical.clone() else {
+            continue;
+        };
+        let first = standing.get(&canonical);
+        match &candidate.fate {
+            Fate::Shadowed(refusal) if refusal.code == Code::SameFile => {
+                if let Some(first) = first {
+                    let reason = format!("the same file as {}", first.display());
+                    candidate.fate = Fate::Shadowed(Code::SameFile.because(reason));
+                    continue;
+                }
+                candidate.fate = Fate::Unknown;
+                candidate.steps.push("path rules passed".into());
+                again = true;
+            }
+            Fate::Refused(_) if candidate.by_name => continue,
+            _ if first.is_some() => continue,
+            _ => {}
+        }
+        standing.insert(canonical, candidate.path.clone());
+    }
+    again
 }
 
 /// Ids are unique within a directory: whoever shares one is refused, naming the others.

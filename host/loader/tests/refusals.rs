@@ -48,6 +48,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "remembering: a_private_copy_that_was_changed_after_its_scan_is_not_opened",
     ),
     (
+        "too_large",
+        "elf: a_file_that_is_mostly_hole_is_refused_before_it_is_read",
+    ),
+    (
         "load_crashed",
         "remembering: what_ends_only_a_host_is_listed_and_quarantined_once_it_ended_one",
     ),
