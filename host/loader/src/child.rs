@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::scan::Watched;
-use crate::sys;
+use crate::{supervisor, sys};
 
 /// How a child ended.
 #[derive(Debug)]
@@ -25,12 +25,14 @@ pub struct Ended {
     pub answer: Vec<u8>,
     /// What it wrote on stderr, the first 64 KiB.
     pub messages: Vec<u8>,
+    /// Processes that it left behind, out of its group or not, and that were ended; a [`Throwaway`] counts them.
+    pub left_processes: usize,
     /// How long it lived.
     pub wall: Duration,
 }
 
 /// Runs a command in a process group of its own, with no input, in `/`, until it ends or the deadline passes. Then its
-/// whole group is killed, and it is reaped.
+/// whole group is ended, and it is reaped. What a [`Throwaway`] started ends with it, out of its group or not.
 ///
 /// # Errors
 /// When the child cannot be started or watched.
@@ -51,7 +53,8 @@ pub fn run_to_end(command: &mut Command, deadline: Duration) -> std::io::Result<
         signal: status
             .and_then(|s| s.signal())
             .map(|n| (n, sys::signal_name(n))),
-        timed_out: status.is_none(),
+        timed_out: end.timed_out,
+        left_processes: end.left,
         answer: end.answer,
         messages: end.messages,
         wall: began.elapsed(),
@@ -72,6 +75,7 @@ impl Throwaway {
     /// When stdout cannot be moved.
     pub fn enter(cpu_seconds: u64) -> std::io::Result<(Self, File)> {
         let out = sys::take_stdout()?;
+        supervisor::split(&out);
         sys::limit_scan_process(cpu_seconds);
         Ok((Throwaway { _made_by_enter: () }, out))
     }

@@ -50,6 +50,8 @@ codes! {
         "Remove the permission: `chmod o-w`.";
     PathGroupWritable "path_group_writable": "The file or its directory can be written by a group that is not your own.",
         "Remove the permission: `chmod g-w`.";
+    TooLarge "too_large": "The file is larger than any library is, or far longer than its own headers say.",
+        "Fetch the file again; a library of more than 4 GiB is not supported.";
     NotElf "not_elf": "The file does not start with the ELF magic.",
         "It is not a shared library; install the vendor's build for this system.";
     ElfTruncated "elf_truncated": "A header or a segment lies past the end of the file.",
@@ -87,7 +89,11 @@ codes! {
     ScanCrashed "scan_crashed": "Describing the plugin, or opening or closing it once, ended the child by a signal.",
         "Report it to the vendor with the signal; the plugin stays out until the file changes or `plugins rescan`.";
     ScanFailed "scan_failed": "The scan child ended without an answer.",
-        "Run the scanner by hand on the file; its messages are in the log.";
+        "Run the scanner by hand on the file; its messages are in the log. It is tried again after an hour or `plugins rescan`.";
+    ScanLeftProcesses "scan_left_processes": "The plugin started processes that outlived the scan child; they were ended.",
+        "Report it to the vendor: loading, `describe`, `open` and `close` must leave nothing behind.";
+    LoadCrashed "load_crashed": "A host process ended while it opened the plugin, which a scan child had opened before.",
+        "Report it to the vendor: the plugin behaves differently in a host. It is tried again after an hour or `plugins rescan`.";
     OpenFailed "open_failed": "The dynamic linker refused the library.",
         "Install what it needs (missing library or symbol), or a build for this system; a cache on a `noexec` mount is moved by STRUCTURES_CACHE_DIR.";
     NotAPlugin "not_a_plugin": "A shared library without a plugin door.",

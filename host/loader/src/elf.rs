@@ -21,6 +21,11 @@ const TYPE_DYN: u16 = 3;
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
 
+/// Longest candidate: beyond it nothing is read, hashed or copied.
+pub(crate) const LARGEST: u64 = 4 << 30;
+/// How much may follow what the headers describe: signatures, attributes, a trailer.
+const MOST_TRAILER: u64 = 64 << 20;
+
 /// ELF machine number of the host.
 const HOST_MACHINE: u16 = if cfg!(target_arch = "x86_64") {
     62
@@ -40,6 +45,11 @@ pub fn check(file: &File) -> Result<(), Refusal> {
     let unreadable = |e: std::io::Error| Code::Unreadable.because(format!("cannot be read: {e}"));
     let length = file.metadata().map_err(unreadable)?.len();
 
+    if length > LARGEST {
+        return Err(
+            Code::TooLarge.because(format!("expected at most {LARGEST} bytes, found {length}"))
+        );
+    }
     let mut header = [0_u8; HEADER];
     let have = usize::try_from(length).map_or(HEADER, |l| l.min(HEADER));
     file.read_exact_at(&mut header[..have], 0)
@@ -105,9 +115,11 @@ pub fn check(file: &File) -> Result<(), Refusal> {
         u16_at(&header, 58),
         u16_at(&header, 60),
     );
+    let mut described = program_headers.saturating_add(table as u64);
     if sections != 0 {
         let bytes = u64::from(section_size) * u64::from(section_count);
         inside("the section headers", sections, bytes, length)?;
+        described = described.max(sections.saturating_add(bytes));
     }
 
     let mut entries = vec![0_u8; table];
@@ -121,6 +133,7 @@ pub fn check(file: &File) -> Result<(), Refusal> {
         if kind == PT_LOAD || kind == PT_DYNAMIC {
             let (in_file, in_memory) = (u64_at(entry, 32), u64_at(entry, 40));
             inside(&format!("segment {i}"), u64_at(entry, 8), in_file, length)?;
+            described = described.max(u64_at(entry, 8).saturating_add(in_file));
             if in_file > in_memory {
                 return Err(Code::ElfMalformed.because(format!(
                     "segment {i}: {in_file} bytes in the file, expected at most its {in_memory} in memory"
@@ -137,6 +150,12 @@ pub fn check(file: &File) -> Result<(), Refusal> {
         };
         return Err(Code::ElfMalformed.because(format!(
             "expected {missing}, found none among {count} program headers"
+        )));
+    }
+    if length - described.min(length) > MOST_TRAILER {
+        return Err(Code::TooLarge.because(format!(
+            "expected at most {MOST_TRAILER} bytes behind the {described} that its headers describe, found {length} \
+             in all"
         )));
     }
     Ok(())
@@ -286,6 +305,22 @@ mod tests {
         let mut longer = whole;
         longer.extend_from_slice(b"something appended");
         assert_eq!(code(&longer), None);
+    }
+
+    #[test]
+    fn a_file_that_is_mostly_hole_is_refused_before_it_is_read() {
+        let grown = |length: u64| {
+            let mut file = tempfile::tempfile().expect("temporary file");
+            std::io::Write::write_all(&mut file, &minimal()).expect("write");
+            file.set_len(length).expect("grow");
+            check(&file).err().map(|r| r.code)
+        };
+        assert_eq!(grown(LENGTH as u64 + MOST_TRAILER), None);
+        assert_eq!(
+            grown(LENGTH as u64 + MOST_TRAILER + 1),
+            Some(Code::TooLarge)
+        );
+        assert_eq!(grown(LARGEST + 1), Some(Code::TooLarge));
     }
 
     #[test]

@@ -4,17 +4,22 @@
 //! it is opened, and so is every file when there is no lock; otherwise differences are reported as drift and nothing
 //! is refused. Only the digest decides: id, version and file name are there for people and for the wording.
 
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::code::{Code, Refusal};
 use crate::error::LoaderError;
-use crate::private;
+use crate::{paths, private};
 
 /// Name of the file.
 pub const LOCK_FILE: &str = "plugins.lock";
 const VERSION: u32 = 1;
+/// A hundred thousand plugins.
+const LONGEST: u64 = 32 << 20;
 const HEADER: &str =
     "# Written by `structures plugins lock`. Under `--locked` a plugin file is used only when it\n\
                       # is listed here with exactly these bytes.\n";
@@ -89,6 +94,36 @@ impl Lock {
         }
     }
 
+    /// As [`Lock::read`], for a lock that is enforced: one that others may write decides nothing. A lock that only
+    /// reports is read all the same, with a warning.
+    ///
+    /// # Errors
+    /// As [`Lock::read`]; also for an enforced lock that others may write.
+    pub fn read_for(policy: &LockPolicy) -> Result<Option<Self>, LoaderError> {
+        let Some(path) = &policy.file else {
+            return Ok(None);
+        };
+        if path.symlink_metadata().is_ok() {
+            if let Err(refusal) = paths::open(path) {
+                let reason = format!("{}: {}", refusal.code, refusal.reason);
+                let others = matches!(
+                    refusal.code,
+                    Code::PathWorldWritable | Code::PathGroupWritable
+                );
+                if policy.enforced && others {
+                    return Err(LoaderError::Lock {
+                        path: path.clone(),
+                        reason: format!("others may write it, so it decides nothing: {reason}"),
+                    });
+                }
+                if others {
+                    tracing::warn!("lock file {}: {reason}", path.display());
+                }
+            }
+        }
+        Self::read(path)
+    }
+
     /// Reads a lock file; `None` where there is none.
     ///
     /// # Errors
@@ -98,11 +133,30 @@ impl Lock {
             path: path.to_path_buf(),
             reason,
         };
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
+        // Not waiting matters: a pipe in the file's place must not hang the scan.
+        let file = match OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+            .open(path)
+        {
+            Ok(file) => file,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(bad(e.to_string())),
         };
+        let metadata = file.metadata().map_err(|e| bad(e.to_string()))?;
+        if !metadata.is_file() {
+            return Err(bad("expected a regular file".into()));
+        }
+        let mut text = String::new();
+        file.take(LONGEST + 1)
+            .read_to_string(&mut text)
+            .map_err(|e| bad(e.to_string()))?;
+        if text.len() as u64 > LONGEST {
+            return Err(bad(format!(
+                "expected at most {LONGEST} bytes, found {}",
+                metadata.len()
+            )));
+        }
         let lock: Lock = toml::from_str(&text).map_err(|e| bad(e.to_string()))?;
         if lock.version != VERSION {
             let text = format!("expected version {VERSION}, found {}", lock.version);
@@ -211,6 +265,42 @@ mod tests {
         }
         let nowhere = keep.path().join("none/plugins.lock");
         assert!(Lock::new(vec![]).write(&nowhere).is_err());
+    }
+
+    #[test]
+    fn a_pipe_and_a_flood_are_errors_and_not_waited_for() {
+        let keep = tempfile::tempdir().expect("temporary directory");
+        let path = keep.path().join(LOCK_FILE);
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        if made.is_ok_and(|s| s.success()) {
+            assert!(Lock::read(&path).is_err());
+            std::fs::remove_file(&path).expect("remove");
+        }
+        let file = std::fs::File::create(&path).expect("create");
+        file.set_len(20 << 30).expect("sparse");
+        let error = Lock::read(&path).expect_err("too long").to_string();
+        assert!(error.contains("at most"), "{error}");
+    }
+
+    #[test]
+    fn a_lock_that_others_may_write_is_not_enforced() {
+        use std::os::unix::fs::PermissionsExt;
+        let keep = tempfile::tempdir().expect("temporary directory");
+        let path = keep.path().join(LOCK_FILE);
+        let lock = Lock::new(vec![entry("a", "01", "a.so")]);
+        lock.write(&path).expect("write");
+        let read = |enforced| {
+            Lock::read_for(&LockPolicy {
+                file: Some(path.clone()),
+                enforced,
+            })
+        };
+        assert_eq!(read(true).expect("own"), Some(lock.clone()));
+        let mode = std::fs::Permissions::from_mode(0o666);
+        std::fs::set_permissions(&path, mode).expect("chmod");
+        let error = read(true).expect_err("public").to_string();
+        assert!(error.contains("path_world_writable"), "{error}");
+        assert_eq!(read(false).expect("reports only"), Some(lock));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! user's that nobody else may write: whoever could write it could tell the host which bytes it has seen before.
 //! Owns nothing of what the files mean.
 
-use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
@@ -14,10 +14,65 @@ use crate::sys;
 
 const OTHERS_WRITE: u32 = 0o022;
 
-/// Makes `dir` with what is above it, and closes it to others.
+/// Makes `dir` with what is above it, closed to others. One that is there already must be this user's own.
 pub(crate) fn directory(dir: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    fs::set_permissions(dir, Permissions::from_mode(0o700))
+    if let Some(above) = dir.parent().filter(|d| !d.as_os_str().is_empty()) {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(above)?;
+    }
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Ok(()) => fs::set_permissions(dir, Permissions::from_mode(0o700)),
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => own_directory(dir),
+        Err(e) => Err(e),
+    }
+}
+
+/// Whether `dir` is a directory, not a link to one, of this user's, that nobody else may write. An absent one is fine.
+pub(crate) fn own_directory(dir: &Path) -> io::Result<()> {
+    let denied = |why: String| Err(io::Error::new(ErrorKind::PermissionDenied, why));
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(dir);
+    let metadata = match opened {
+        Ok(dir) => dir.metadata()?,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOTDIR | libc::ELOOP)) => {
+            return denied("expected a directory, found a link or a file".into());
+        }
+        Err(e) => return Err(e),
+    };
+    if metadata.uid() != sys::effective_user() {
+        return denied(format!(
+            "expected a directory of user {}, found one of user {}",
+            sys::effective_user(),
+            metadata.uid()
+        ));
+    }
+    if metadata.mode() & OTHERS_WRITE != 0 {
+        return denied(format!(
+            "expected a directory that only its owner may write, found mode {:04o}",
+            metadata.mode() & 0o7777
+        ));
+    }
+    Ok(())
+}
+
+/// Opens a regular file for reading: follows no link, waits for no pipe.
+pub(crate) fn regular(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(
+            ErrorKind::InvalidInput,
+            "expected a regular file",
+        )),
+    }
 }
 
 /// Puts `bytes` in the place of `dir`/`name`.
@@ -86,6 +141,24 @@ mod tests {
         let mode = dir.join("f").metadata().expect("metadata").mode();
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(fs::read_dir(&dir).expect("list").count(), 1, "no rest");
+    }
+
+    #[test]
+    fn a_directory_of_others_is_not_used() {
+        let keep = tempfile::tempdir().expect("temporary directory");
+        let dir = keep.path().join("d");
+        own_directory(&dir).expect("absent");
+        directory(&dir).expect("made");
+        for (mode, used) in [(0o755, true), (0o770, false), (0o1777, false)] {
+            fs::set_permissions(&dir, Permissions::from_mode(mode)).expect("chmod");
+            assert_eq!(directory(&dir).is_ok(), used, "{mode:o}");
+        }
+        fs::set_permissions(&dir, Permissions::from_mode(0o700)).expect("chmod");
+        let link = keep.path().join("link");
+        std::os::unix::fs::symlink(&dir, &link).expect("link");
+        assert!(directory(&link).is_err(), "a link");
+        fs::write(keep.path().join("f"), "").expect("write");
+        assert!(directory(&keep.path().join("f")).is_err(), "a file");
     }
 
     #[test]

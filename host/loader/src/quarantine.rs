@@ -1,9 +1,10 @@
-//! Digests whose description crashed or hung a scan, one private file each: `<cache>/quarantine/<sha256>.json`.
+//! Digests that ended or hung whoever opened them, one private file each: `<cache>/quarantine/<sha256>.json`.
 //!
 //! Such bytes are not opened again, not even in a child: a crash lasts until the file changes (the digest is another
-//! one then), a time-out or an end from outside (`SIGKILL`, `SIGTERM`, ...: perhaps the machine's fault) for an
-//! hour. Several processes may scan at once; one file an entry loses none of them. An entry that cannot be
-//! understood counts as none.
+//! one then), a time-out, an exit without an answer, an end from outside (`SIGKILL`, `SIGTERM`, ...: perhaps the
+//! machine's fault) and the end of a host ([`crate::opening`]) for an hour. Several processes may scan at once; one
+//! file an entry loses none of them. An entry that cannot be understood counts as none, and so does one of another
+//! host or scanner: it may open other doors.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,8 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::code::{Code, Refusal};
 use crate::private;
+use crate::scan::Failed;
 
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 const LONGEST: u64 = 64 * 1024;
 /// How long a time-out keeps a plugin out, in seconds.
 pub(crate) const EXPIRES: u64 = 3600;
@@ -24,9 +26,11 @@ pub(crate) const EXPIRES: u64 = 3600;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quarantined {
     schema: u32,
+    /// The host and the scanner that found it.
+    made_by: String,
     /// Digest of the bytes.
     pub sha256: String,
-    /// `scan_crashed` or `scan_timeout`.
+    /// `scan_crashed`, `scan_timeout`, `scan_failed` or `load_crashed`.
     pub code: String,
     /// What happened.
     pub reason: String,
@@ -44,14 +48,20 @@ pub struct Quarantined {
 #[derive(Debug)]
 pub(crate) struct Quarantine {
     dir: Option<PathBuf>,
+    made_by: String,
     names: BTreeSet<String>,
 }
 
 impl Quarantine {
-    pub(crate) fn open(cache: Option<&Path>) -> Self {
+    /// `made_by` names the host and its scanner.
+    pub(crate) fn open(cache: Option<&Path>, made_by: String) -> Self {
         let dir = cache.map(directory);
         let names = dir.as_ref().map(|d| names(d)).unwrap_or_default();
-        Quarantine { dir, names }
+        Quarantine {
+            dir,
+            made_by,
+            names,
+        }
     }
 
     /// The entry of a digest, unless it has expired.
@@ -62,21 +72,30 @@ impl Quarantine {
         }
         let bytes = private::read(&self.dir.as_ref()?.join(name), LONGEST).ok()??;
         let entry: Quarantined = serde_json::from_slice(&bytes).ok()?;
-        let known = entry.schema == SCHEMA && entry.sha256 == sha256;
+        let known =
+            entry.schema == SCHEMA && entry.sha256 == sha256 && entry.made_by == self.made_by;
         known.then_some(entry).filter(|e| !expired(e, now()))
     }
 
     /// Records the end of a scan, when it is one that quarantines. What cannot be written is said in the log.
-    pub(crate) fn note(&self, sha256: &str, path: &Path, refusal: &Refusal, signal: Option<i32>) {
+    pub(crate) fn note(&self, sha256: &str, path: &Path, failed: &Failed) {
         let Some(dir) = &self.dir else { return };
+        let Failed {
+            refusal,
+            signal,
+            silent,
+        } = failed;
+        let signal = *signal;
         let lasting = match refusal.code {
             Code::ScanCrashed => !signal.is_some_and(from_outside),
-            Code::ScanTimeout => false,
+            Code::ScanTimeout | Code::LoadCrashed => false,
+            Code::ScanFailed if *silent => false,
             _ => return,
         };
         let since = now();
         let entry = Quarantined {
             schema: SCHEMA,
+            made_by: self.made_by.clone(),
             sha256: sha256.into(),
             code: refusal.code.name().into(),
             reason: refusal.reason.clone(),
@@ -181,56 +200,71 @@ fn now() -> u64 {
 mod tests {
     use super::*;
 
-    fn noted(code: Code, signal: Option<i32>) -> Option<Quarantined> {
+    fn open(cache: &Path) -> Quarantine {
+        Quarantine::open(Some(cache), "me".into())
+    }
+
+    fn failed(code: Code, signal: Option<i32>) -> Failed {
+        Failed {
+            signal,
+            ..Failed::from(code.because("why"))
+        }
+    }
+
+    fn noted(failed: &Failed) -> Option<Quarantined> {
         let keep = tempfile::tempdir().expect("temporary directory");
-        let q = Quarantine::open(Some(keep.path()));
-        q.note("ab", Path::new("/x.so"), &code.because("why"), signal);
-        Quarantine::open(Some(keep.path())).of("ab")
+        open(keep.path()).note("ab", Path::new("/x.so"), failed);
+        assert_eq!(
+            Quarantine::open(Some(keep.path()), "another scanner".into()).of("ab"),
+            None
+        );
+        open(keep.path()).of("ab")
     }
 
     #[test]
     fn crashes_last_and_the_rest_expires() {
-        let crash = noted(Code::ScanCrashed, Some(libc::SIGSEGV)).expect("entry");
+        let crash = noted(&failed(Code::ScanCrashed, Some(libc::SIGSEGV))).expect("entry");
         assert_eq!((crash.until, crash.signal), (None, Some(libc::SIGSEGV)));
         assert!(!expired(&crash, u64::MAX));
         let text = crash.refusal().reason;
         for fact in ["why", "until the file changes", "plugins rescan"] {
             assert!(text.contains(fact), "{text}");
         }
-        for (code, signal) in [
-            (Code::ScanTimeout, None),
-            (Code::ScanCrashed, Some(libc::SIGKILL)),
+        let silent = Failed {
+            silent: true,
+            ..failed(Code::ScanFailed, None)
+        };
+        for found in [
+            failed(Code::ScanTimeout, None),
+            failed(Code::ScanCrashed, Some(libc::SIGKILL)),
+            failed(Code::LoadCrashed, None),
+            silent,
         ] {
-            let entry = noted(code, signal).expect("entry");
+            let entry = noted(&found).expect("entry");
             assert_eq!(entry.until, Some(entry.since + EXPIRES));
             assert!(!expired(&entry, entry.since + EXPIRES - 1));
             assert!(expired(&entry, entry.since + EXPIRES));
             assert!(expired(&entry, entry.since - 1), "another clock");
         }
-        assert_eq!(noted(Code::ScanFailed, None), None);
+        assert_eq!(noted(&failed(Code::ScanFailed, None)), None, "not begun");
     }
 
     #[test]
     fn damaged_entries_count_as_none_and_all_are_forgotten() {
         let keep = tempfile::tempdir().expect("temporary directory");
-        let q = Quarantine::open(Some(keep.path()));
+        let q = open(keep.path());
         for sha256 in ["ab", "cd"] {
-            q.note(
-                sha256,
-                Path::new("/x.so"),
-                &Code::ScanCrashed.because("w"),
-                None,
-            );
+            q.note(sha256, Path::new("/x.so"), &failed(Code::ScanCrashed, None));
         }
         let file = keep.path().join("quarantine/ab.json");
         let whole = std::fs::read_to_string(&file).expect("read");
         for bad in ["", "{}", &whole.replace("\"ab\"", "\"ef\"")] {
             std::fs::write(&file, bad).expect("spoil");
-            assert_eq!(Quarantine::open(Some(keep.path())).of("ab"), None, "{bad}");
+            assert_eq!(open(keep.path()).of("ab"), None, "{bad}");
         }
-        assert!(Quarantine::open(Some(keep.path())).of("cd").is_some());
+        assert!(open(keep.path()).of("cd").is_some());
         assert_eq!(forget(keep.path()).expect("forget"), 2);
         assert_eq!(forget(keep.path()).expect("forget"), 0);
-        assert_eq!(Quarantine::open(Some(keep.path())).of("cd"), None);
+        assert_eq!(open(keep.path()).of("cd"), None);
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! Two ways to scan. [`Registry::scan`] opens what can be opened, and hashes whatever it opens. [`Registry::list`]
 //! says the same of every file, but believes the cache of scans about files that have not changed and about plugins
-//! that this host has opened before.
+//! that a scan child or this host has opened before: it opens what nobody did.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -27,10 +27,12 @@ use crate::document;
 use crate::elf;
 use crate::error::LoaderError;
 use crate::lock::{self, Drift, Lock, LockPolicy, LockReport, LockedPlugin};
+use crate::opening::{self, Opening};
 use crate::paths::{self, Opened};
 use crate::plugin::Plugin;
+use crate::private;
 use crate::quarantine::{Quarantine, Quarantined};
-use crate::scan::{Failed, ScanMode, Scanner, DEADLINE};
+use crate::scan::{ScanMode, Scanner, DEADLINE};
 use crate::search::{candidates, places, Environment, Place, SearchDir};
 use crate::sidecar::Sidecar;
 use crate::signature::{SignatureState, TrustedKeys};
@@ -175,8 +177,8 @@ impl Registry {
         Self::run(options, false)
     }
 
-    /// As [`Registry::scan`] for somebody who only wants to know: a plugin that this host opened before, whose file
-    /// has not changed, is listed as loaded without being opened. [`Registry::loaded`] lacks it.
+    /// As [`Registry::scan`] for somebody who only wants to know: a plugin that its scan child or this host opened
+    /// is listed as loaded without being opened here. [`Registry::loaded`] lacks it.
     ///
     /// # Errors
     /// As [`Registry::scan`].
@@ -189,21 +191,30 @@ impl Registry {
         let places = places(&options.dirs, environment)?;
         let cache_dir = environment.cache_dir.as_deref();
         let scanner = Scanner::find(&options.mode, environment);
-        let lock = match &options.lock.file {
-            Some(path) => Lock::read(path)?,
-            None => None,
-        };
+        if let Some(cache) = cache_dir {
+            own_cache(cache)?;
+        }
+        let lock = Lock::read_for(&options.lock)?;
         let named = environment.trusted_keys.is_some();
         let keys = environment.trusted_keys.clone().or_else(|| {
             let config = environment.config_dir.as_ref()?;
             Some(config.join("structures").join("trusted"))
         });
+        let made_by = made_by(&scanner);
+        let quarantine = Quarantine::open(cache_dir, made_by.clone());
+        let opening = Opening::open(cache_dir);
+        // Noted before the entries' names are read again.
+        let quarantine = match opening.report(&quarantine) {
+            0 => quarantine,
+            _ => Quarantine::open(cache_dir, made_by.clone()),
+        };
         let mut scan = Scan {
             options,
             listing,
             cpu: Device::host_cpu(),
-            cache: ScanCache::open(cache_dir, made_by(&scanner)),
-            quarantine: Quarantine::open(cache_dir),
+            cache: ScanCache::open(cache_dir, made_by),
+            quarantine,
+            opening,
             keys: TrustedKeys::read(keys.as_deref(), named)?,
             lock,
             scanner,
@@ -259,6 +270,19 @@ impl Registry {
     }
 }
 
+/// Whoever could write the cache could tell the host what it has seen, and give it other bytes to open.
+fn own_cache(cache: &Path) -> Result<(), LoaderError> {
+    for name in ["objects", "scans", "quarantine", "opening"] {
+        let path = cache.join(name);
+        private::own_directory(&path).map_err(|source| LoaderError::Cache {
+            path,
+            action: "believe the directory",
+            source,
+        })?;
+    }
+    Ok(())
+}
+
 /// Forgets every scan and the whole quarantine below a cache directory; how many entries each had.
 ///
 /// # Errors
@@ -274,6 +298,7 @@ pub fn forget(environment: &Environment) -> Result<(usize, usize), LoaderError> 
         source,
     };
     let scans = crate::cache::forget(cache).map_err(failed)?;
+    opening::forget(cache).map_err(failed)?;
     let quarantined = crate::quarantine::forget(cache).map_err(failed)?;
     Ok((scans, quarantined))
 }
@@ -294,6 +319,7 @@ struct Scan<'a> {
     cpu: Device,
     cache: ScanCache,
     quarantine: Quarantine,
+    opening: Opening,
     keys: TrustedKeys,
     lock: Option<Lock>,
     store: Mutex<Option<ObjectStore>>,
@@ -307,6 +333,10 @@ struct Scan<'a> {
 /// A candidate on its way.
 struct Candidate {
     path: PathBuf,
+    /// Links resolved, once the path rules passed.
+    canonical: Option<PathBuf>,
+    /// What refused it belongs to this name - sidecar, signature - and not to the bytes.
+    by_name: bool,
     /// What was hashed: the stamp and when it was taken.
     stamp: Option<(Stamp, i64)>,
     sha256: Option<String>,
@@ -315,6 +345,8 @@ struct Candidate {
     signature: Option<SignatureState>,
     quarantine: Option<Quarantined>,
     description: Option<Description>,
+    /// The child opened and closed it in this scan.
+    rehearsed: bool,
     /// What the child answered in this scan.
     answer: Option<Answer>,
     /// What it answered when the child opened it.
@@ -362,6 +394,9 @@ impl Scan<'_> {
             }
         }
         self.describe_all(&mut found)?;
+        while look_again(&mut found) {
+            self.describe_all(&mut found)?;
+        }
         for (_, candidate) in &mut found {
             self.remember(candidate);
         }
@@ -401,6 +436,7 @@ impl Scan<'_> {
                 return candidate;
             }
         };
+        candidate.canonical = Some(opened.canonical.clone());
         if let Some(first) = self.files.get(&opened.canonical) {
             let reason = format!("the same file as {}", first.display());
             candidate.fate = Fate::Shadowed(Code::SameFile.because(reason));
@@ -486,27 +522,31 @@ impl Scan<'_> {
         if let Some(lock) = self.listed(&name(&candidate.path), &sha256)? {
             candidate.steps.push(lock);
         }
-        let copy = candidate.object.as_ref().map(|o| o.path.clone());
+        let copy = candidate.object.clone();
         // Without a copy nothing is opened, and the digest is the cache's: so may be what it says of a signature.
         let known = match copy {
             Some(_) => None,
             None => self.cache.signed(&sha256),
         };
-        let bytes = || copy.map_or_else(|| opened.file.try_clone(), File::open);
+        let bytes = || copy.map_or_else(|| opened.file.try_clone(), |copy| copy.open());
         let required = self.options.require_signed;
         let judged = self.keys.judge(&candidate.path, known, bytes, required);
         candidate.steps.push(format!("signature {}", judged.state));
         candidate.signature = Some(judged.state);
         candidate.signed = judged.verified;
+        candidate.by_name = true;
         judged.answer?;
         let sidecar = sidecar?;
         if let Some(sidecar) = &sidecar {
             sidecar.covers(&candidate.path, &sha256)?;
             self.admit(&sidecar.description)?;
         }
+        candidate.by_name = false;
         self.answer(candidate, &sha256)?;
         if let (Some(sidecar), Some(d)) = (&sidecar, &candidate.description) {
-            sidecar.agrees(&candidate.path, d)?;
+            let agreed = sidecar.agrees(&candidate.path, d);
+            candidate.by_name = agreed.is_err();
+            agreed?;
             candidate.steps.push("sidecar agrees".into());
         }
         candidate.fate = Fate::Open;
@@ -521,7 +561,7 @@ impl Scan<'_> {
         let stamp = opened.file.metadata().ok().map(|m| Stamp::of(&m));
         let object = self.intern(&opened.file)?;
         // The copy is what is opened, so it is what must be whole: the original may have changed while it was read.
-        let copy = File::open(&object.path).map_err(|e| {
+        let copy = object.open().map_err(|e| {
             Code::Unreadable.because(format!("the private copy cannot be opened: {e}"))
         })?;
         elf::check(&copy)?;
@@ -609,25 +649,26 @@ impl Scan<'_> {
                 candidate.steps.push(format!("described in {took:.1} ms"));
                 candidate.description = Some(d.clone());
                 match opened {
-                    Ok(()) => candidate.answer = Some(Answer::Description(Box::new(d))),
+                    Ok(rehearsed) => {
+                        candidate.rehearsed = rehearsed;
+                        candidate.answer = Some(Answer::Description(Box::new(d)));
+                    }
                     // An answer of the plugin's own, perhaps another one tomorrow; ids are settled first.
                     Err(failed) if failed.is_answer() => candidate.unopened = Some(failed.refusal),
-                    Err(Failed { refusal, signal }) => {
-                        self.quarantine
-                            .note(sha256, &candidate.path, &refusal, signal);
-                        return Err(refusal);
+                    Err(failed) => {
+                        self.quarantine.note(sha256, &candidate.path, &failed);
+                        return Err(failed.refusal);
                     }
                 }
                 Ok(())
             }
-            Err(Failed { refusal, signal }) => {
+            Err(failed) => {
                 candidate
                     .steps
                     .push(format!("not described, after {took:.1} ms"));
-                candidate.answer = Answer::refused(&refusal);
-                self.quarantine
-                    .note(sha256, &candidate.path, &refusal, signal);
-                Err(refusal)
+                candidate.answer = Answer::refused(&failed.refusal);
+                self.quarantine.note(sha256, &candidate.path, &failed);
+                Err(failed.refusal)
             }
         }
     }
@@ -644,6 +685,7 @@ impl Scan<'_> {
         };
         if let Some(answer) = candidate.answer.take() {
             self.cache.note_answer(sha256, answer);
+            self.cache.note_loaded(sha256, candidate.rehearsed);
         }
         if let Some(line) = candidate.signed.take() {
             self.cache.note_signed(sha256, line);
@@ -676,7 +718,11 @@ impl Scan<'_> {
             return Fate::Refused(refusal);
         }
         if self.listing && self.cache.loaded(&sha256) {
-            candidate.steps.push("opened before (cache)".into());
+            let step = match candidate.rehearsed {
+                true => "opened in the scan child",
+                false => "opened before (cache)",
+            };
+            candidate.steps.push(step.into());
             self.ids.insert(description.id, candidate.path.clone());
             return Fate::Loaded;
         }
@@ -721,6 +767,7 @@ impl Scan<'_> {
             return Err(Code::BytesChanged.because("there is no private copy"));
         };
         object.verify()?;
+        let _mark = self.opening.mark(sha256, &candidate.path);
         Plugin::load(&candidate.path, object, description)
     }
 
@@ -777,6 +824,8 @@ impl Candidate {
     fn new(path: PathBuf) -> Self {
         Candidate {
             path,
+            canonical: None,
+            by_name: false,
             stamp: None,
             sha256: None,
             object: None,
@@ -784,6 +833,7 @@ impl Candidate {
             signature: None,
             quarantine: None,
             description: None,
+            rehearsed: false,
             answer: None,
             unopened: None,
             signed: None,
@@ -884,6 +934,36 @@ impl TracedCandidate {
             code: row.code,
         }
     }
+}
+
+/// A name that was refused for what stands beside it stands for no other name of the file: the next one is looked
+/// into. Whether there is one.
+fn look_again(found: &mut [(usize, Candidate)]) -> bool {
+    let mut standing: HashMap<PathBuf, PathBuf> = HashMap::new();
+    let mut again = false;
+    for (_, candidate) in found {
+        let Some(canonical) = candidate.canonical.clone() else {
+            continue;
+        };
+        let first = standing.get(&canonical);
+        match &candidate.fate {
+            Fate::Shadowed(refusal) if refusal.code == Code::SameFile => {
+                if let Some(first) = first {
+                    let reason = format!("the same file as {}", first.display());
+                    candidate.fate = Fate::Shadowed(Code::SameFile.because(reason));
+                    continue;
+                }
+                candidate.fate = Fate::Unknown;
+                candidate.steps.push("path rules passed".into());
+                again = true;
+            }
+            Fate::Refused(_) if candidate.by_name => continue,
+            _ if first.is_some() => continue,
+            _ => {}
+        }
+        standing.insert(canonical, candidate.path.clone());
+    }
+    again
 }
 
 /// Ids are unique within a directory: whoever shares one is refused, naming the others.

@@ -29,7 +29,8 @@ use crate::plugin::Plugin;
 use crate::search::Environment;
 use crate::services::NO_HOST;
 use crate::store::Object;
-use crate::sys;
+use crate::supervisor::{self, LEFT};
+use crate::sys::{self, ChildState};
 
 /// Sub-command of the scanner program.
 pub const SUBCOMMAND: &str = "scan-plugin";
@@ -44,6 +45,8 @@ const CPU_SECONDS: u64 = 15;
 const LONGEST_ANSWER: usize = 2 * LONGEST_DOCUMENT;
 /// How much of a child's messages is kept for the log.
 const LONGEST_MESSAGES: usize = 64 * 1024;
+/// How long a child that was asked to end may take for it.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// How often the parent looks whether the child is gone while a grandchild holds its pipes open.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -113,7 +116,7 @@ impl Scanner {
             Scanner::InProcess => describe_here(object)
                 .map(|(_, text)| Described {
                     text,
-                    opened: Ok(()),
+                    opened: Ok(false),
                 })
                 .map_err(Failed::from),
             Scanner::Missing(refusal) => Err(refusal.clone().into()),
@@ -145,8 +148,8 @@ impl Scanner {
 pub(crate) struct Described {
     /// The document's text.
     pub(crate) text: String,
-    /// What became of it when it was opened; nothing did where nobody tried.
-    pub(crate) opened: Result<(), Failed>,
+    /// Whether it was opened and closed, or what became of that; `false` where nobody tried.
+    pub(crate) opened: Result<bool, Failed>,
 }
 
 /// Why there is no document, and the signal that ended the child if one did.
@@ -154,6 +157,8 @@ pub(crate) struct Described {
 pub(crate) struct Failed {
     pub(crate) refusal: Refusal,
     pub(crate) signal: Option<i32>,
+    /// The child ran the library and ended without a word.
+    pub(crate) silent: bool,
 }
 
 impl Failed {
@@ -169,6 +174,7 @@ impl From<Refusal> for Failed {
         Failed {
             refusal,
             signal: None,
+            silent: false,
         }
     }
 }
@@ -233,6 +239,7 @@ pub fn scan_main(path: &Path) -> i32 {
             return 1;
         }
     };
+    supervisor::split(&out);
     sys::limit_scan_process(CPU_SECONDS);
     let mut send = |answer: &Answer| {
         let sent = serde_json::to_string(answer)
@@ -326,7 +333,7 @@ fn describe_in_child(
         .filter(|answer| answer.structures_scan == MAGIC);
     let (first, second) = (answers.next(), answers.next());
     let opening = first.as_ref().is_some_and(|answer| answer.opens);
-    let ended = ended(end.status, opening, deadline, &messages);
+    let ended = ended(&end, opening, deadline, &messages).or_else(|| left(end.left));
     match first {
         Some(Answer {
             description: Some(text),
@@ -335,11 +342,11 @@ fn describe_in_child(
             text,
             opened: match (opening, second) {
                 (_, Some(second)) if second.code.is_some() => {
-                    second.refusal().map_or(Ok(()), |r| Err(r.into()))
+                    second.refusal().map_or(Ok(false), |r| Err(r.into()))
                 }
                 // A scanner of another make may only describe.
-                (false, _) => ended.map_or(Ok(()), Err),
-                (true, Some(second)) if second.opened => ended.map_or(Ok(()), Err),
+                (false, _) => ended.map_or(Ok(false), Err),
+                (true, Some(second)) if second.opened => ended.map_or(Ok(true), Err),
                 (true, _) => Err(ended.unwrap_or_else(|| silent(end.status, opening, &messages))),
             },
         }),
@@ -352,21 +359,16 @@ fn describe_in_child(
 }
 
 /// A child that was killed, or that died by a signal.
-fn ended(
-    status: Option<ExitStatus>,
-    opening: bool,
-    deadline: Duration,
-    messages: &str,
-) -> Option<Failed> {
+fn ended(end: &End, opening: bool, deadline: Duration, messages: &str) -> Option<Failed> {
     let at = if opening { " while it was opened" } else { "" };
-    let Some(status) = status else {
+    if end.timed_out {
         let text = format!(
             "no answer within {:.1} s{at}, killed",
             deadline.as_secs_f64()
         );
         return Some(Code::ScanTimeout.because(text).into());
-    };
-    let signal = status.signal()?;
+    }
+    let signal = end.status?.signal()?;
     Some(Failed {
         refusal: Code::ScanCrashed.because(format!(
             "the scan child was ended by {}{at}{}",
@@ -374,6 +376,15 @@ fn ended(
             last_words(messages)
         )),
         signal: Some(signal),
+        silent: false,
+    })
+}
+
+/// A child that ended well and left others behind.
+fn left(processes: usize) -> Option<Failed> {
+    (processes > 0).then(|| {
+        let text = format!("expected no process to be left, found {processes}, ended them");
+        Code::ScanLeftProcesses.because(text).into()
     })
 }
 
@@ -388,7 +399,10 @@ fn silent(status: Option<ExitStatus>, opening: bool, messages: &str) -> Failed {
         status.and_then(|s| s.code()).unwrap_or(-1),
         last_words(messages)
     );
-    Code::ScanFailed.because(text).into()
+    Failed {
+        silent: true,
+        ..Failed::from(Code::ScanFailed.because(text))
+    }
 }
 
 fn last_words(messages: &str) -> String {
@@ -404,10 +418,36 @@ fn last_words(messages: &str) -> String {
 }
 
 pub(crate) struct End {
-    /// `None`: the deadline passed.
+    /// `None`: the deadline passed, or nobody knows.
     pub(crate) status: Option<ExitStatus>,
+    pub(crate) timed_out: bool,
     pub(crate) answer: Vec<u8>,
     pub(crate) messages: Vec<u8>,
+    /// Processes that its supervisor found and ended.
+    pub(crate) left: usize,
+}
+
+/// Takes the supervisor's line out of an answer.
+fn without_left(answer: Vec<u8>) -> (Vec<u8>, usize) {
+    let count = |line: &[u8]| {
+        let text = std::str::from_utf8(line).ok()?.strip_prefix(LEFT)?;
+        text.trim().parse::<usize>().ok()
+    };
+    let left: usize = answer
+        .split(|b| *b == b'\n')
+        .filter_map(count)
+        .max()
+        .unwrap_or(0);
+    if left == 0 {
+        return (answer, 0);
+    }
+    let mut rest = Vec::with_capacity(answer.len());
+    for line in answer.split_inclusive(|b| *b == b'\n') {
+        if count(line).is_none() {
+            rest.extend_from_slice(line);
+        }
+    }
+    (rest, left)
 }
 
 /// A child that is killed with its group, and reaped, whatever happens.
@@ -436,26 +476,38 @@ impl Watched {
         loop {
             drain(&mut stdout, &mut answer, LONGEST_ANSWER)?;
             drain(&mut stderr, &mut messages, LONGEST_MESSAGES)?;
-            if sys::has_exited(self.child.id())? {
+            let state = sys::child_state(self.child.id())?;
+            if state != ChildState::Running {
                 // Its group first: until it is reaped its id belongs to nobody else.
                 sys::kill_group(self.child.id());
-                let status = self.child.wait()?;
+                let status = match state {
+                    ChildState::Gone => None,
+                    _ => Some(self.child.wait()?),
+                };
                 self.reaped = true;
                 // What it wrote last is still in the pipes.
                 drain(&mut stdout, &mut answer, LONGEST_ANSWER)?;
                 drain(&mut stderr, &mut messages, LONGEST_MESSAGES)?;
+                let (answer, left) = without_left(answer);
                 return Ok(End {
-                    status: Some(status),
+                    status,
+                    timed_out: false,
                     answer,
                     messages,
+                    left,
                 });
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
+                self.ask_to_end();
+                drain(&mut stdout, &mut answer, LONGEST_ANSWER)?;
+                let (answer, left) = without_left(answer);
                 return Ok(End {
                     status: None,
+                    timed_out: true,
                     answer,
                     messages,
+                    left,
                 });
             }
             let open: Vec<_> = stdout
@@ -469,6 +521,19 @@ impl Watched {
             } else {
                 sys::wait_readable(&open, TICK.min(left))?;
             }
+        }
+    }
+}
+
+impl Watched {
+    /// Lets a supervisor end what left the group; whoever does not listen is killed by `drop`.
+    fn ask_to_end(&self) {
+        sys::ask_group_to_end(self.child.id());
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end
+            && matches!(sys::child_state(self.child.id()), Ok(ChildState::Running))
+        {
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }
@@ -516,7 +581,7 @@ mod tests {
         std::fs::write(&program, format!("#!/bin/sh\n{body}\n")).expect("write");
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("chmod");
         describe_in_child(&program, Path::new("/x.so"), deadline)
-            .and_then(|described| described.opened.map(|()| described.text))
+            .and_then(|described| described.opened.map(|_| described.text))
             .map_err(|f| f.refusal)
     }
 
@@ -617,6 +682,15 @@ mod tests {
         let body = "sleep 100 & echo '{\"structures_scan\":1,\"description\":\"text\"}'";
         assert_eq!(with_script(body, DEADLINE).as_deref(), Ok("text"));
         assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn the_supervisor_s_line_is_taken_out() {
+        let body = "echo '{\"structures_scan\":1,\"description\":\"text\"}'; echo structures_left_processes=2";
+        let refusal = with_script(body, DEADLINE).expect_err("left");
+        assert_eq!(refusal.code, Code::ScanLeftProcesses);
+        let (rest, left) = without_left(b"a\n\nstructures_left_processes=3\nb".to_vec());
+        assert_eq!((&rest[..], left), (&b"a\n\nb"[..], 3));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use ed25519_dalek::{Signature, VerifyingKey};
 use serde::Serialize;
 
 use crate::code::{Code, Refusal};
+use crate::elf::LARGEST;
 use crate::error::LoaderError;
 use crate::paths;
 
@@ -161,8 +162,11 @@ impl TrustedKeys {
             }
             let mut bytes = Vec::new();
             file()
-                .and_then(|mut f| f.read_to_end(&mut bytes))
+                .and_then(|f| f.take(LARGEST + 1).read_to_end(&mut bytes))
                 .map_err(|e| e.to_string())?;
+            if bytes.len() as u64 > LARGEST {
+                return Err(format!("expected a library of at most {LARGEST} bytes"));
+            }
             signed
                 .key
                 .verify_strict(&bytes, &signed.signature)

@@ -10,9 +10,9 @@
 //! the first scan that is alone: whoever uses the store holds a shared lock on its directory for as long as a copy may
 //! still be opened by name. What is mapped already needs no name.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -21,7 +21,9 @@ use std::time::{Duration, SystemTime};
 use sha2::{Digest, Sha256};
 
 use crate::code::{Code, Refusal};
+use crate::elf::LARGEST;
 use crate::error::LoaderError;
+use crate::private;
 
 /// Read and write size: large enough that system calls do not show beside hashing.
 const BLOCK: usize = 1 << 18;
@@ -53,12 +55,17 @@ pub struct Object {
 }
 
 impl Object {
+    /// The copy, open for reading; nothing but a regular file, and never waited for.
+    pub(crate) fn open(&self) -> io::Result<File> {
+        private::regular(&self.path)
+    }
+
     /// Whether the copy still holds the bytes of its name.
     ///
     /// # Errors
     /// `bytes_changed`.
     pub fn verify(&self) -> Result<(), Refusal> {
-        let found = File::open(&self.path).and_then(|copy| hash(&copy));
+        let found = self.open().and_then(|copy| hash(&copy));
         let changed = |found: &str| {
             Err(Code::BytesChanged.because(format!(
                 "the private copy was changed after its scan: expected sha256 {}, found {found}",
@@ -97,13 +104,7 @@ impl ObjectStore {
                 source,
             }
         };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&dir)
-            .map_err(failed("create the directory"))?;
-        fs::set_permissions(&dir, Permissions::from_mode(0o700))
-            .map_err(failed("close the directory to others"))?;
+        private::directory(&dir).map_err(failed("use the directory"))?;
         let dir = dir
             .canonicalize()
             .map_err(failed("resolve the directory"))?;
@@ -184,7 +185,7 @@ fn lock(dir: &Path, now: SystemTime) -> Option<File> {
 
 /// Notes that a copy is used, once a day.
 fn wanted(copy: &Path, now: SystemTime) {
-    let noted = File::open(copy).and_then(|file| {
+    let noted = private::regular(copy).and_then(|file| {
         let age = now.duration_since(file.metadata()?.modified()?);
         match age.is_ok_and(|age| age < DAY) {
             true => Ok(()),
@@ -258,7 +259,7 @@ fn hash(file: &File) -> io::Result<String> {
 
 fn same_bytes(file: &File, copy: &Path) -> io::Result<bool> {
     // A copy that is absent or cannot be read is made anew.
-    let Ok(mut copy) = File::open(copy) else {
+    let Ok(mut copy) = private::regular(copy) else {
         return Ok(false);
     };
     let (mut a, mut b) = (vec![0_u8; BLOCK], vec![0_u8; BLOCK]);
@@ -276,6 +277,12 @@ fn same_bytes(file: &File, copy: &Path) -> io::Result<bool> {
 }
 
 fn read_at(file: &File, block: &mut [u8], offset: u64) -> io::Result<usize> {
+    if offset > LARGEST {
+        return Err(io::Error::new(
+            ErrorKind::FileTooLarge,
+            format!("it grew beyond {LARGEST} bytes"),
+        ));
+    }
     loop {
         match file.read_at(block, offset) {
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -356,6 +363,28 @@ mod tests {
             assert_eq!(store.intern(&original).expect("copy"), first);
             assert_eq!(fs::read(&first.path).expect("read").len(), 3 * BLOCK + 5);
         }
+    }
+
+    #[test]
+    fn a_pipe_or_a_link_at_the_name_of_a_copy_is_replaced() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let store = ObjectStore::open(dir.path()).expect("store");
+        let original = file(dir.path(), b"abc");
+        let object = store.intern(&original).expect("copy");
+        fs::remove_file(&object.path).expect("remove");
+        let made = std::process::Command::new("mkfifo")
+            .arg(&object.path)
+            .status();
+        if made.is_ok_and(|s| s.success()) {
+            assert!(object.verify().is_err(), "not waited for");
+            assert_eq!(store.intern(&original).expect("copy"), object);
+            object.verify().expect("whole");
+            fs::remove_file(&object.path).expect("remove");
+        }
+        std::os::unix::fs::symlink(dir.path().join("original.so"), &object.path).expect("link");
+        assert!(object.verify().is_err(), "a link is not followed");
+        store.intern(&original).expect("copy");
+        object.verify().expect("whole");
     }
 
     /// As if the file had last been wanted this long ago.

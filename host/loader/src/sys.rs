@@ -66,15 +66,44 @@ pub fn kill_group(group: u32) {
     }
 }
 
-/// Whether the child `pid` has ended. Does not reap it, so its id stays its own.
-pub fn has_exited(pid: u32) -> io::Result<bool> {
+/// Asks the whole process group `group` to end.
+pub fn ask_group_to_end(group: u32) {
+    let Ok(group) = i32::try_from(group) else {
+        return;
+    };
+    if group > 1 {
+        // SAFETY: kill has no memory effects here; a negative id names a group.
+        unsafe { libc::kill(-group, libc::SIGTERM) };
+    }
+}
+
+/// How a child is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChildState {
+    /// It runs.
+    Running,
+    /// It has ended and was not reaped, so its id stays its own.
+    Ended,
+    /// It is gone and nobody knows how it ended: this process ignores `SIGCHLD`, or reaped it elsewhere.
+    Gone,
+}
+
+/// How the child `pid` is. Does not reap it.
+pub fn child_state(pid: u32) -> io::Result<ChildState> {
     // SAFETY: an all-zero siginfo is a valid value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
     // SAFETY: `info` is live and writable.
-    check(unsafe { libc::waitid(libc::P_PID, pid, &mut info, options) })?;
+    match check(unsafe { libc::waitid(libc::P_PID, pid, &mut info, options) }) {
+        Ok(_) => {}
+        Err(e) if e.raw_os_error() == Some(libc::ECHILD) => return Ok(ChildState::Gone),
+        Err(e) => return Err(e),
+    }
     // SAFETY: waitid filled the struct, or left the zero that means "still running".
-    Ok(unsafe { info.si_pid() } != 0)
+    Ok(match unsafe { info.si_pid() } {
+        0 => ChildState::Running,
+        _ => ChildState::Ended,
+    })
 }
 
 /// Name of a signal.

@@ -143,6 +143,43 @@ fn a_sidecar_must_agree_with_its_library() {
 }
 
 #[test]
+fn a_name_that_its_sidecar_refuses_hides_no_other_name_of_the_file() {
+    let place = Place::new();
+    let good = fixture_copy(&place.plugins, Fault::None, "good");
+    for link in ["a.so", "z.so"] {
+        std::os::unix::fs::symlink(&good, place.plugins.join(link)).expect("link");
+    }
+    fs::write(place.plugins.join("a.plugin.json"), "nonsense").expect("write");
+    for registry in [place.scan(), place.list(), place.list()] {
+        for (file, expected) in [
+            ("a.so", "sidecar_invalid"),
+            ("good.so", "loaded"),
+            ("z.so", "same_file"),
+        ] {
+            assert_eq!(code(&registry, file), expected, "{file}");
+        }
+        let reason = row(&registry, "z.so").reason.clone().expect("reason");
+        assert!(reason.contains("good.so"), "{reason}");
+    }
+}
+
+#[test]
+fn a_cache_that_others_may_write_is_not_used() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    fixture_copy(&place.plugins, Fault::None, "good");
+    place.scan();
+    for name in ["objects", "scans"] {
+        let dir = place.root.join("cache").join(name);
+        for (mode, used) in [(0o777, false), (0o700, true)] {
+            fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).expect("chmod");
+            let scanned = Registry::scan(&place.options());
+            assert_eq!(scanned.is_ok(), used, "{name} {mode:o}");
+        }
+    }
+}
+
+#[test]
 fn a_sidecar_speaks_for_a_library_that_cannot_be_opened() {
     let place = Place::new();
     let good = fixture_copy(&place.plugins, Fault::None, "good");

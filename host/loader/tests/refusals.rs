@@ -47,6 +47,18 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "bytes_changed",
         "remembering: a_private_copy_that_was_changed_after_its_scan_is_not_opened",
     ),
+    (
+        "too_large",
+        "elf: a_file_that_is_mostly_hole_is_refused_before_it_is_read",
+    ),
+    (
+        "load_crashed",
+        "remembering: what_ends_only_a_host_is_listed_and_quarantined_once_it_ended_one",
+    ),
+    (
+        "scan_left_processes",
+        "remembering: a_process_that_left_its_group_ends_with_the_scan_and_costs_the_plugin_its_place",
+    ),
 ];
 
 /// Every other one: file, code.
@@ -268,7 +280,7 @@ fn a_directory_of_every_refusal_leaves_the_good_ones_usable() {
     let again = Registry::list(&options).expect("list");
     for (file, code) in &planted {
         assert_eq!(common::code(&again, file), *code, "{file} again");
-        let quarantined = ["scan_crashed", "scan_timeout"].contains(code);
+        let quarantined = ["scan_crashed", "scan_timeout", "scan_failed"].contains(code);
         assert_eq!(
             row(&again, file).outcome == Outcome::Quarantined,
             quarantined,

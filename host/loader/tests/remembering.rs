@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use structures_fixture_plugin::{fixture_copy, fixture_copy_as, Fault};
+use structures_fixture_plugin::{c_fixture, fixture_copy, fixture_copy_as, Fault};
 use structures_loader::{forget, Outcome, Registry, ScanMode};
 
 use common::{code, constructor, row, scan_children, settle, Place};
@@ -23,7 +23,8 @@ fn a_second_listing_opens_nothing() {
     let (mode, count) = place.counting();
     options.mode = mode;
     let first = Registry::list(&options).expect("list");
-    assert_eq!((count(), first.loaded().len()), (3, 1));
+    assert_eq!((count(), first.loaded().len()), (3, 0));
+    assert_eq!(code(&first, "good.so"), "loaded");
     let second = Registry::list(&options).expect("list");
     assert_eq!(
         (count(), second.loaded().len()),
@@ -338,7 +339,8 @@ fn a_plugin_that_kills_in_open_kills_a_child_and_not_the_host() {
                 "{round}: {:?}",
                 found.reason
             );
-            assert_eq!(found.quarantine.is_some(), round == 1 && fault_stays(fault));
+            let stays = fault != Fault::OpenFails;
+            assert_eq!(found.quarantine.is_some(), round == 1 && stays);
             let reason = found.reason.clone().unwrap_or_default();
             assert!(
                 reason.contains("opened") || fault == Fault::OpenFails,
@@ -348,11 +350,135 @@ fn a_plugin_that_kills_in_open_kills_a_child_and_not_the_host() {
         assert_eq!(code(&registry, "good.so"), "loaded");
     }
     // In quarantine is not even a child's business; what was only refused is asked again.
-    assert_eq!(count(), 6 + 2);
+    assert_eq!(count(), 6 + 1);
 }
 
-fn fault_stays(fault: Fault) -> bool {
-    !matches!(fault, Fault::OpenExits | Fault::OpenFails)
+/// Set for a process that opens the plugins below it.
+const OPENS: &str = "STRUCTURES_TEST_OPENS";
+
+#[test]
+fn what_ends_only_a_host_is_listed_and_quarantined_once_it_ended_one() {
+    let mut place = Place::new();
+    if let Some(root) = std::env::var_os(OPENS) {
+        place.root = root.into();
+        place.plugins = place.root.join("plugins");
+        place.scan();
+        return;
+    }
+    c_fixture(&place.plugins, "host", &["HOST_ABORTS"]);
+    // This process is still there afterwards.
+    for _ in 0..2 {
+        assert_eq!(code(&place.list(), "host.so"), "loaded");
+    }
+    let opened = std::process::Command::new(std::env::current_exe().expect("path"))
+        .args([
+            "--exact",
+            "what_ends_only_a_host_is_listed_and_quarantined_once_it_ended_one",
+        ])
+        .env(OPENS, &place.root)
+        .output()
+        .expect("runs");
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&opened.status),
+        Some(6)
+    );
+    for registry in [place.scan(), place.list()] {
+        let row = row(&registry, "host.so");
+        assert_eq!(
+            code(&registry, "host.so"),
+            "load_crashed",
+            "{:?}",
+            row.reason
+        );
+        assert_eq!(row.outcome, Outcome::Quarantined);
+        assert!(row.quarantine.as_ref().is_some_and(|q| q.until.is_some()));
+    }
+    assert_eq!(forget(&place.options().environment).expect("forget").1, 1);
+    assert_eq!(code(&place.list(), "host.so"), "loaded");
+}
+
+/// Whether the process whose id is in this file runs.
+fn runs(file: &Path) -> bool {
+    let pid = fs::read_to_string(file).expect("the fixture wrote its id");
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
+#[test]
+fn a_process_that_left_its_group_ends_with_the_scan_and_costs_the_plugin_its_place() {
+    let place = Place::new();
+    let pid = place.root.join("pid");
+    c_fixture(
+        &place.plugins,
+        "leaves",
+        &[&format!("LEAVES=\"{}\"", pid.display())],
+    );
+    let registry = place.scan();
+    let found = row(&registry, "leaves.so");
+    assert_eq!(
+        code(&registry, "leaves.so"),
+        "scan_left_processes",
+        "{:?}",
+        found.reason
+    );
+    assert!(!runs(&pid));
+    // Also when the child does not end by itself.
+    let late = place.root.join("late");
+    fs::remove_file(place.plugins.join("leaves.so")).expect("remove");
+    let leaves = format!("LEAVES=\"{}\"", late.display());
+    c_fixture(&place.plugins, "late", &[&leaves, "LATE"]);
+    let mut options = place.options();
+    options.deadline = Duration::from_secs(1);
+    let registry = Registry::scan(&options).expect("scan");
+    assert_eq!(code(&registry, "late.so"), "scan_timeout");
+    assert!(!runs(&late));
+}
+
+#[test]
+fn a_parent_that_ignores_its_children_s_ends_scans_all_the_same() {
+    const NAME: &str = "a_parent_that_ignores_its_children_s_ends_scans_all_the_same";
+    let place = Place::new();
+    if std::env::var_os(OPENS).is_none() {
+        let ignored = format!("trap '' CHLD; exec \"$0\" --exact {NAME}");
+        let test = std::env::current_exe().expect("path");
+        let output = std::process::Command::new("/bin/bash")
+            .args(["-c", &ignored])
+            .arg(test)
+            .env(OPENS, "")
+            .output()
+            .expect("runs");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stdout)
+        );
+        return;
+    }
+    fixture_copy(&place.plugins, Fault::None, "good");
+    let registry = place.scan();
+    assert_eq!(
+        code(&registry, "good.so"),
+        "loaded",
+        "{:?}",
+        row(&registry, "good.so").reason
+    );
+}
+
+#[test]
+fn an_exit_is_quarantined_and_another_scanner_s_entry_is_none() {
+    let place = Place::new();
+    constructor(&place.plugins, "bad.so", &["EXITS"]);
+    let mut options = place.options();
+    let (mode, count) = place.counting();
+    for outcome in [Outcome::Refused, Outcome::Quarantined] {
+        options.mode = mode.clone();
+        let registry = Registry::list(&options).expect("list");
+        assert_eq!(code(&registry, "bad.so"), "scan_failed");
+        assert_eq!((row(&registry, "bad.so").outcome, count()), (outcome, 1));
+    }
+    options.mode = place.options().mode;
+    let registry = Registry::list(&options).expect("list");
+    assert_eq!(row(&registry, "bad.so").outcome, Outcome::Refused);
 }
 
 #[test]

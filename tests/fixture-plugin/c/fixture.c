@@ -41,6 +41,9 @@
  *   SLOW_DESCRIBE, COUNTS_DESCRIBE, ENV_DESCRIBE   waits; says another text each time, or by the environment
  *   SPAN, TYPO                   another span; another dtype beside the right ones
  *   DESCRIBED_API                API of the document alone
+ *   HOST_ABORTS                  its open aborts in a process that is not a scan's
+ *   LEAVES                       forks a process out of its group and session, which writes its id to this file;
+ *                                LATE: and then waits for ever
  *   CLASHES, UNIQUE              exports a name of the C library; a unique symbol
  */
 #include <math.h>
@@ -172,6 +175,49 @@ static void fixture_close(void *p)
     }
 #endif
 }
+
+#ifdef HOST_ABORTS
+/* In a process of the scan all is well. */
+static structures_status fixture_open(const structures_host_vtable *host, void **out,
+                                      structures_error *error)
+{
+    char line[4096] = {0};
+    FILE *file = fopen("/proc/self/cmdline", "r");
+    const size_t n = file ? fread(line, 1, sizeof line - 1, file) : 0;
+    if (file)
+        fclose(file);
+    for (size_t i = 0; i + 11 <= n; i++)
+        if (memcmp(line + i, "scan-plugin", 11) == 0)
+            return open_plugin(host, out, error);
+    abort();
+}
+#else
+#define fixture_open open_plugin
+#endif
+
+#ifdef LEAVES
+#include <unistd.h>
+__attribute__((constructor)) static void leave_one(void)
+{
+    if (fork() != 0) {
+#ifdef LATE
+        for (;;)
+            pause();
+#endif
+        return;
+    }
+    setsid();
+    if (fork() != 0)
+        _exit(0);
+    FILE *file = fopen(LEAVES, "w");
+    if (file) {
+        fprintf(file, "%ld", (long)getpid());
+        fclose(file);
+    }
+    for (;;)
+        pause();
+}
+#endif
 
 /* Faults of the validator's tests. ---------------------------------------------------------- */
 
@@ -466,7 +512,7 @@ static const struct {
 
 static const plugin_tables FIXTURE_PLUGIN = {
     {.struct_size = PLUGIN_SIZE, .api_minor = API_MINOR, .describe = fixture_describe,
-     .open = open_plugin, .close = fixture_close, .probe = fixture_probe,
+     .open = fixture_open, .close = fixture_close, .probe = fixture_probe,
 #ifdef NULL_ENTRY
      .bind = NULL,
 #else
