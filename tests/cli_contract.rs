@@ -240,7 +240,9 @@ fn messages_that_nobody_can_take_change_no_exit() {
             0,
         ),
         (
-            "\"$0\" generate demo --prompt a --max-new-tokens 1 2>&1 >/dev/null | false; exit 0",
+            // Its reader is gone before the program says anything.
+            "{ \"$0\" generate demo --prompt a --max-new-tokens 1; echo $? >&3; } 3>rc 2>&1 >/dev/null | false; \
+             exit $(cat rc)",
             0,
         ),
         ("STRUCTURES_LOG=trace \"$0\" plugins list 2>/dev/full", 0),

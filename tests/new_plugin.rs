@@ -163,7 +163,7 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     let dir = keep.path();
     std::fs::create_dir(dir.join("full")).unwrap();
     std::fs::write(dir.join("full/mine"), "x").unwrap();
-    let refused: [(&[&str], i32, &str); 10] = [
+    let refused: [(&[&str], i32, &str); 11] = [
         (&["Acme"], 2, "plugin_name_invalid"),
         (&["a/b"], 2, "plugin_name_invalid"),
         (&[""], 2, "plugin_name_invalid"),

@@ -4,6 +4,7 @@
 //! the first check, and as a fault of the place. Its name has the process, so that the next run can tell what an
 //! interrupted one left. Processes are told by a variable that a check's child has and passes on.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -168,17 +169,20 @@ fn sweep(root: &Path) {
 /// Kills what still runs of a check; how many there were.
 pub(crate) fn end_left(run: &str) -> usize {
     let mark = format!("{RUN}={run}");
-    let mut ended = 0;
+    // One that was killed is there for a moment longer.
+    let mut ended = BTreeSet::new();
     // What is killed may have started another meanwhile.
     for _ in 0..8 {
         let left = left(mark.as_bytes());
         if left.is_empty() {
             break;
         }
-        ended += left.len();
-        left.into_iter().for_each(structures_loader::end_process);
+        for pid in left {
+            structures_loader::end_process(pid);
+            ended.insert(pid);
+        }
     }
-    ended
+    ended.len()
 }
 
 fn left(mark: &[u8]) -> Vec<u32> {
