@@ -216,3 +216,60 @@ fn absurd_thread_counts_and_unknown_structures_are_refused_by_name() {
         "{document}"
     );
 }
+
+/// A shell, with the program as `$0`, that arranges what a test cannot from here.
+fn shell(script: &str, dir: &std::path::Path) -> std::process::Output {
+    let program = structures(dir);
+    std::process::Command::new("/bin/sh")
+        .args(["-c", script])
+        .arg(program.get_program())
+        .envs(program.get_envs().filter_map(|(k, v)| Some((k, v?))))
+        .current_dir(dir)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn messages_that_nobody_can_take_change_no_exit() {
+    let dir = tempfile::tempdir().unwrap();
+    for (script, exit) in [
+        ("\"$0\" new-plugin Acme 2>/dev/full", 2),
+        ("\"$0\" new-plugin Acme 2>&-", 2),
+        (
+            "\"$0\" generate demo --prompt a --max-new-tokens 1 2>/dev/full",
+            0,
+        ),
+        (
+            // Its reader is gone before the program says anything.
+            "{ \"$0\" generate demo --prompt a --max-new-tokens 1; echo $? >&3; } 3>rc 2>&1 >/dev/null | false; \
+             exit $(cat rc)",
+            0,
+        ),
+        ("STRUCTURES_LOG=trace \"$0\" plugins list 2>/dev/full", 0),
+        ("\"$0\" attach 2>/dev/full", 2),
+    ] {
+        let out = shell(script, dir.path());
+        assert_eq!(out.status.code(), Some(exit), "{script}");
+    }
+}
+
+#[test]
+fn what_the_caller_ignores_does_not_reach_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    fixture_copy(dir.path(), Fault::None, "fine");
+    let out = shell(
+        "trap '' CHLD; STRUCTURES_CACHE_DIR=$PWD/cache exec \"$0\" --json plugins list",
+        dir.path(),
+    );
+    let document: Json = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(document["plugins"][0]["outcome"], "loaded", "{document:#}");
+    // A file that may not grow is an error of the command, not the end of the process.
+    let out = shell(
+        "ulimit -f 1; exec \"$0\" --json new-plugin acme --lang c",
+        dir.path(),
+    );
+    assert_eq!(out.status.code(), Some(1), "{out:?}");
+    let document: Json = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(document["error"]["code"], "io", "{document:#}");
+    assert!(!dir.path().join("acme").exists());
+}

@@ -103,6 +103,8 @@ const BAD: &[Bad] = &[
     ("edge_wrong", &["EDGE_WRONG"], &[("band", "band_wrong")]),
     ("no_band", &["NO_BAND"], &[("band", "band_exceeded")]),
     ("exits", &["EXITS"], &[("launch", "conform_ended")]),
+    ("forks", &["FORKS"], &[("launch", "left_processes")]),
+    ("forges", &["FORGES"], &[("launch", "conform_ended")]),
     (
         "null_crash",
         &["NULL_CRASH"],
@@ -374,6 +376,10 @@ fn usage_is_told_before_anything_runs() {
     assert_eq!(ask(&["/nowhere/x.so"]), (1, "io".into()));
     assert_eq!(ask(&[good, "--replay", "nonsense"]), (2, "usage".into()));
     assert_eq!(ask(&[good, "--replay", "nonsense:1"]), (2, "usage".into()));
+    for check in ["parity", "band", "outputs", "layout", "null_arguments"] {
+        let replay = format!("{check}:99999999");
+        assert_eq!(ask(&[good, "--replay", &replay]), (2, "usage".into()));
+    }
     assert_eq!(
         ask(&[good, "--forms", "nobody/nothing"]),
         (2, "usage".into())
@@ -381,4 +387,61 @@ fn usage_is_told_before_anything_runs() {
     assert_eq!(ask(&[good, "--forms", "/"]), (2, "usage".into()));
     assert_eq!(ask(&[good, "--timeout", "0"]), (2, "usage".into()));
     assert_eq!(ask(&[good, "--cases", "0"]), (2, "usage".into()));
+}
+
+#[test]
+fn a_fault_of_a_declaration_is_one_row_and_its_form_is_not_tried() {
+    let dir = tempfile::tempdir().unwrap();
+    let plugin = c_fixture(dir.path(), "no_span", &["SPAN=\",\\\"nowhere\\\"\""]);
+    let expected = [("describe", "describe_unknown")];
+    let document = fails_exactly(&plugin, &expected, &[]);
+    let mut rows = document["checks"].as_array().unwrap().iter();
+    assert!(
+        rows.any(|r| {
+            let reason = r["reason"].as_str().unwrap_or_default();
+            r["outcome"] == "skip" && reason.contains("declaration")
+        }),
+        "{document:#}"
+    );
+}
+
+#[test]
+fn the_private_copy_is_below_the_cache_and_its_place_is_judged_first() {
+    let place = tempfile::tempdir().unwrap();
+    let (cache, plugin) = (place.path().join("cache"), built("c_sample"));
+    let ask = |plugin: &Path, cache: &Path| {
+        let mut command = structures(place.path());
+        command.env("STRUCTURES_CACHE_DIR", cache).arg("conform");
+        json(command.args(["--replay", "libraries:0"]).arg(plugin))
+    };
+    // What an interrupted run left; the number is above every process id.
+    let left = cache.join("conform/run-4194999-x/plugins");
+    std::fs::create_dir_all(&left).unwrap();
+    let (exit, document, _) = ask(&plugin, &cache);
+    assert_eq!(exit, 0, "{document:#}");
+    assert_eq!(
+        std::fs::read_dir(cache.join("conform")).unwrap().count(),
+        0,
+        "neither that one nor its own"
+    );
+    // A place that cannot be: the directory is named, not the plugin.
+    std::fs::write(place.path().join("file"), "").unwrap();
+    let (exit, document, _) = ask(&plugin, &place.path().join("file"));
+    let text = document["error"]["message"].as_str().unwrap();
+    assert_eq!(
+        (exit, &document["error"]["code"]),
+        (1, &Json::from("io")),
+        "{text}"
+    );
+    assert!(
+        text.contains("file/conform") && !text.contains("c_sample"),
+        "{text}"
+    );
+    // What is no library is not copied, however long it says it is.
+    let huge = place.path().join("huge.so");
+    let file = std::fs::File::create(&huge).unwrap();
+    file.set_len(100 << 30).unwrap();
+    let (exit, document, _) = ask(&huge, &cache);
+    assert_eq!(exit, 3, "{document:#}");
+    assert!(failed(&document).contains(&("load".into(), "not_elf".into())));
 }

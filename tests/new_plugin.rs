@@ -163,13 +163,14 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     let dir = keep.path();
     std::fs::create_dir(dir.join("full")).unwrap();
     std::fs::write(dir.join("full/mine"), "x").unwrap();
-    let refused: [(&[&str], i32, &str); 10] = [
+    let refused: [(&[&str], i32, &str); 11] = [
         (&["Acme"], 2, "plugin_name_invalid"),
         (&["a/b"], 2, "plugin_name_invalid"),
         (&[""], 2, "plugin_name_invalid"),
         (&["api"], 2, "plugin_name_reserved"),
         (&["acme", "--lang", "zig"], 2, "usage"),
         (&["acme", "--api", "nowhere"], 2, "plugin_api_unknown"),
+        (&["acme", "--api", "9"], 2, "plugin_api_unknown"),
         (&["acme", "--lang", "c", "--api", "1"], 2, "usage"),
         (&["acme", "--out", "full"], 1, "out_occupied"),
         (&["acme", "--out", "no/parent"], 1, "io"),
@@ -196,4 +197,24 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     let left: Vec<_> = std::fs::read_dir(dir).unwrap().flatten().collect();
     assert_eq!(left.len(), 1, "{left:?}");
     assert_eq!(std::fs::read_dir(dir.join("full")).unwrap().count(), 1);
+}
+
+#[test]
+fn away_from_a_checkout_it_says_where_the_interface_comes_from() {
+    let away = tempfile::tempdir().unwrap();
+    let program = away.path().join("structures");
+    std::fs::copy(build_dir().join("structures"), &program).unwrap();
+    let mut command = Command::new(&program);
+    command
+        .current_dir(away.path())
+        .args(["new-plugin", "acme"]);
+    let (exit, written, log) = json(&mut command);
+    assert_eq!(exit, 0, "{log}");
+    let plugin = &written["plugin"];
+    assert!(plugin["api"]["version"].is_string(), "{plugin:#}");
+    let first = plugin["next"][0].as_str().unwrap();
+    assert!(
+        first.starts_with('#') && first.contains("--api DIR"),
+        "{first}"
+    );
 }

@@ -330,3 +330,25 @@ fn the_trace_is_printed_on_demand() {
         assert!(traced.contains(fact), "{traced}");
     }
 }
+
+#[test]
+fn a_name_that_is_no_text_is_a_row_and_not_the_end() {
+    use std::os::unix::ffi::OsStrExt;
+    let p = Place::new();
+    let name = std::ffi::OsStr::from_bytes(b"bad\xff\x1b[2J.so");
+    let good = fixture_copy(p.keep.path(), Fault::None, "good");
+    std::fs::copy(good, p.plugins().join(name)).unwrap();
+    let (exit, document, log) = p.json(&["plugins", "list"]);
+    assert_eq!(exit, 0, "{log}");
+    let rows = document["plugins"].as_array().unwrap();
+    assert_eq!(rows.len(), 1, "{document:#}");
+    assert!(rows[0]["path"].as_str().unwrap().contains("bad\u{fffd}"));
+    // For people, the rest of the name steers nothing.
+    let out = p.command(&["-v", "plugins", "list"]).output().unwrap();
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert!(out.status.success() && !text.contains('\u{1b}'), "{text}");
+
+    let mut command = p.command(&["conform", "--replay", "load:0"]);
+    let (exit, document, log) = json(command.arg(p.plugins().join(name)));
+    assert_eq!(exit, 0, "{document:#} {log}");
+}

@@ -62,6 +62,14 @@ impl Failure {
         )
     }
 
+    /// As it may be shown: what others wrote steers no terminal.
+    pub fn printable(mut self) -> Self {
+        for text in [&mut self.code, &mut self.message, &mut self.help] {
+            *text = crate::say::lines(text);
+        }
+        self
+    }
+
     /// The JSON document of the contract.
     pub fn document(&self) -> Json {
         let mut error = Map::new();
@@ -170,7 +178,7 @@ const HELP: &[(&str, &str)] = &[
     ("env_drift", "leave --strict out to accept a receipt that was made under other conditions, or attach again"),
     ("receipt_mismatch", "attach again to write a receipt for what is here now"),
     ("record_tampered", "use the receipt as attach wrote it, or attach again"),
-    ("record_invalid", "this is a fault of the program: report it with the message"),
+    ("record_invalid", "give the file that attach wrote, as it wrote it; a record that attach itself cannot write is a fault of the program: report it"),
     ("strict_fallback", "without --strict (or --on-guard-fail raise) the host serves such calls and the ledger counts them"),
     ("control_differs", "run on an idle machine with the same --threads; a host that is not repeatable cannot be a baseline"),
     ("empty_prompt", "give --prompt with at least one character"),

@@ -8,6 +8,7 @@ mod commands;
 mod failure;
 mod out;
 mod progress;
+mod say;
 mod scaffold;
 mod writable;
 
@@ -23,6 +24,7 @@ use crate::failure::Failure;
 use crate::out::Out;
 
 fn main() -> ExitCode {
+    structures_loader::process_defaults();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => return usage(&e),
@@ -38,7 +40,7 @@ fn main() -> ExitCode {
     let out = match Out::new(cli.global.json) {
         Ok(out) => out,
         Err(e) => {
-            eprintln!("stdout cannot be used: {e}");
+            say::say(&format!("stdout cannot be used: {e}"));
             return ExitCode::FAILURE;
         }
     };
@@ -56,7 +58,7 @@ fn main() -> ExitCode {
         Err(failure) => report(&out, failure),
     };
     if let Some(e) = out.failure() {
-        eprintln!("stdout: the output could not be written: {e}");
+        say::say(&format!("stdout: the output could not be written: {e}"));
         return ExitCode::FAILURE;
     }
     exit
@@ -67,7 +69,8 @@ fn report(out: &Out, failure: Failure) -> ExitCode {
     if out.json() {
         out.document(failure.document());
     } else {
-        eprintln!("{:?}", miette::Report::new(failure));
+        let failure = failure.printable();
+        say::put(&format!("{:?}", miette::Report::new(failure)));
     }
     ExitCode::from(exit)
 }
@@ -100,7 +103,7 @@ fn logs(global: &Global) {
     };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(move || say::Log { colors: ansi })
         .with_ansi(ansi)
         .without_time()
         .init();

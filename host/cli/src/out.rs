@@ -9,6 +9,8 @@ use std::io::Write;
 use comfy_table::{presets, ContentArrangement, Table};
 use serde_json::Value as Json;
 
+use crate::say;
+
 /// The output of a command.
 pub struct Out {
     json: bool,
@@ -38,16 +40,20 @@ impl Out {
                 map.shift_insert(0, "schema".into(), Json::from(1));
             }
         }
-        self.line(&format!("{value:#}"));
+        self.raw(&format!("{value:#}\n"));
     }
 
-    /// A line of text.
+    /// A line of text; line ends within it, which are a stranger's, are shown as such.
     pub fn line(&self, text: &str) {
-        self.raw(text);
-        self.raw("\n");
+        self.raw(&format!("{}\n", say::one_line(text)));
     }
 
-    /// Text without a line end.
+    /// Text that has lines of its own.
+    pub fn lines(&self, text: &str) {
+        self.raw(&format!("{}\n", say::lines(text)));
+    }
+
+    /// Text as it is, without a line end.
     pub fn raw(&self, text: &str) {
         let mut file = self.file.borrow_mut();
         let written = file.write_all(text.as_bytes()).and_then(|()| file.flush());
@@ -72,8 +78,8 @@ impl Out {
             .set_content_arrangement(ContentArrangement::Dynamic)
             .set_header(header);
         for row in rows {
-            table.add_row(row);
+            table.add_row(row.map(|cell| say::one_line(&cell)));
         }
-        self.line(&table.to_string());
+        self.raw(&format!("{table}\n"));
     }
 }

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use structures::progress::Progress;
 
+use crate::say::{one_line, say};
+
 /// Shows stages.
 pub struct Bars {
     mode: Mode,
@@ -43,7 +45,11 @@ impl Bars {
         }
         if let Some((name, since)) = self.started.borrow_mut().take() {
             if self.mode == Mode::Lines {
-                eprintln!("  {name}: {:.1} s", since.elapsed().as_secs_f64());
+                say(&format!(
+                    "  {}: {:.1} s",
+                    one_line(&name),
+                    since.elapsed().as_secs_f64()
+                ));
             }
         }
     }
@@ -64,7 +70,7 @@ impl Progress for Bars {
         if let Ok(style) = ProgressStyle::with_template("{msg:40} {bar:30} {pos}/{len} {elapsed}") {
             bar.set_style(style);
         }
-        bar.set_message(name.to_string());
+        bar.set_message(one_line(name));
         bar.enable_steady_tick(Duration::from_millis(200));
         *self.bar.borrow_mut() = Some(bar);
     }

@@ -3,7 +3,7 @@
 //! What to do comes as one JSON argument; answers are JSON lines on the real stdout: where the check is (so that the
 //! parent can say where it died), and at the end what came out.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
@@ -30,13 +30,16 @@ pub struct Task {
     /// Structure and form, for a check of one form.
     pub form: Option<(String, String)>,
     /// Directory that holds the copy of the plugin and nothing else.
+    #[serde(with = "raw_path")]
     pub plugins: PathBuf,
     /// The copy.
+    #[serde(with = "raw_path")]
     pub file: PathBuf,
     /// Private directory of caches.
+    #[serde(with = "raw_path")]
     pub cache: PathBuf,
     /// Directories with more structures.
-    pub catalog: Vec<PathBuf>,
+    pub catalog: Vec<RawPath>,
     /// First seed.
     pub seed: u64,
     /// Most cases.
@@ -49,6 +52,28 @@ pub struct Task {
     pub seconds: u64,
     /// What `describe` answered in another process.
     pub described: Option<String>,
+    /// What the end has to repeat: an answer without it is somebody else's.
+    pub nonce: String,
+}
+
+/// A path in a task: JSON has no word for one that is not UTF-8, so it goes as its bytes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RawPath(#[serde(with = "raw_path")] pub PathBuf);
+
+mod raw_path {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    use std::path::{Path, PathBuf};
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+        path.as_os_str().as_bytes().serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+        Vec::deserialize(from).map(|bytes| OsString::from_vec(bytes).into())
+    }
 }
 
 /// A line from the child.
@@ -79,11 +104,19 @@ pub struct Done {
     pub seed: Option<u64>,
     /// The text of the description, from the check that loads.
     pub described: Option<String>,
+    /// Forms that the fault is of.
+    pub forms: Vec<(String, String)>,
+    /// The case that was asked for was there.
+    pub met: bool,
+    /// The task's.
+    pub nonce: String,
 }
 
 /// Tells the parent where a check is.
 pub struct Teller {
     out: RefCell<File>,
+    only: Option<u64>,
+    met: Cell<bool>,
 }
 
 impl Teller {
@@ -99,6 +132,9 @@ impl Teller {
 
     /// Where the check is.
     pub fn at(&self, what: &str, seed: Option<u64>) {
+        if seed.is_some() && seed == self.only {
+            self.met.set(true);
+        }
         self.tell(&Line::At {
             what: what.into(),
             seed,
@@ -106,26 +142,35 @@ impl Teller {
     }
 }
 
+/// A last word; whether anybody hears it is no concern of a child.
+fn say(text: &str) {
+    let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
 /// Does one check and leaves the process: what a program does for [`SUBCOMMAND`], before anything else.
 pub fn check_main(task: &str) -> i32 {
     let task: Task = match serde_json::from_str(task) {
         Ok(task) => task,
         Err(e) => {
-            eprintln!("{SUBCOMMAND}: the task is none: {e}");
+            say(&format!("{SUBCOMMAND}: the task is none: {e}"));
             return 2;
         }
     };
     let (throwaway, out) = match Throwaway::enter(task.seconds.saturating_add(SPARE_SECONDS)) {
         Ok(entered) => entered,
         Err(e) => {
-            eprintln!("{SUBCOMMAND}: stdout cannot be moved away: {e}");
+            say(&format!("{SUBCOMMAND}: stdout cannot be moved away: {e}"));
             return 1;
         }
     };
     let teller = Teller {
         out: RefCell::new(out),
+        only: task.only,
+        met: Cell::new(false),
     };
-    let done = perform(&task, &throwaway, &teller);
+    let mut done = perform(&task, &throwaway, &teller);
+    done.met = teller.met.get();
+    done.nonce = task.nonce;
     teller.tell(&Line::Done(done));
     throwaway.leave(0)
 }
@@ -157,7 +202,7 @@ fn perform(task: &Task, throwaway: &Throwaway, teller: &Teller) -> Done {
         Ok(catalog) => catalog,
         Err(e) => return failed(Code::Broken.name(), e.to_string(), None),
     };
-    for dir in &task.catalog {
+    for RawPath(dir) in &task.catalog {
         catalog = match catalog.with_dir(dir) {
             Ok(catalog) => catalog,
             Err(e) => return failed(Code::Broken.name(), e.to_string(), None),
@@ -205,6 +250,14 @@ fn told(verdict: Verdict) -> Done {
             skipped: true,
             ..Done::default()
         },
-        Verdict::Failed { code, reason, seed } => failed(code.name(), reason, seed),
+        Verdict::Failed {
+            code,
+            reason,
+            seed,
+            forms,
+        } => Done {
+            forms,
+            ..failed(code.name(), reason, seed)
+        },
     }
 }

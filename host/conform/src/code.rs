@@ -38,6 +38,8 @@ codes! {
         "Find what it waits for; `--timeout` allows more where the work is really long.";
     Ended "conform_ended": "The process of the check left without an answer.",
         "Something in the library calls `exit`; its messages are in the reason.";
+    LeftProcesses "left_processes": "A process that the library started outlived the check; it was killed.",
+        "Start no process; a host that unloads nothing cannot end it either.";
     SlowScan "scan_slow": "Describing the plugin in a fresh process takes too long.",
         "Move work out of initialisers and `describe`: every start of every host pays for it.";
     DescribeImpure "describe_impure": "Two answers of `describe` differ.",

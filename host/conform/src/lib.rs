@@ -9,6 +9,7 @@
 //! - [`run`]: the plan, and the parent of one child process a check.
 //! - [`child`]: the other end of that, reached through a hidden sub-command of the program.
 //! - [`checks`]: the checks, one file each.
+//! - `place`: the private directory of a run, and what a check may leave behind.
 //! - [`room`]: tensors with watched room around them.
 //! - [`code`]: what a check answers with.
 //!
@@ -22,6 +23,7 @@
 pub mod checks;
 pub mod child;
 pub mod code;
+mod place;
 pub mod room;
 pub mod run;
 

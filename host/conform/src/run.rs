@@ -4,17 +4,20 @@
 //! other. A check of the whole library comes first; a check that others stand on (that it loads, that a form runs)
 //! turns the others into skips when it fails, so that a fault is named where it is and not everywhere it shows.
 
+use std::cell::Cell;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use serde::Serialize;
-use structures_loader::{run_to_end, Ended};
+use structures_loader::{run_to_end, Ended, Refusal};
 use structures_plugin_api::describe::Description;
 
 use crate::checks::{self, Check};
-use crate::child::{Done, Line, Task, SUBCOMMAND};
+use crate::child::{Done, Line, RawPath, Task, SUBCOMMAND};
 use crate::code::Code;
+use crate::place::{self, Place};
 
 /// How many last bytes of a child's messages a reason quotes.
 const LAST_WORDS: usize = 300;
@@ -85,6 +88,7 @@ pub struct Report {
     /// Its version.
     pub version: Option<String>,
     /// The library.
+    #[serde(serialize_with = "shown")]
     pub path: PathBuf,
     /// First seed.
     pub seed: u64,
@@ -107,6 +111,14 @@ pub enum ConformError {
     #[error("{path}: {source}")]
     File {
         /// File.
+        path: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The place for the private copy.
+    #[error("{path}: the private copy of the plugin cannot be kept there: {source}")]
+    Place {
+        /// Directory.
         path: String,
         /// What the system says.
         source: std::io::Error,
@@ -135,6 +147,14 @@ pub enum ConformError {
         /// All checks.
         known: String,
     },
+    /// A seed that belongs to no case.
+    #[error("--replay {wanted}: no form has a case with this seed; they are counted from --seed {from} on")]
+    SeedUnknown {
+        /// As given.
+        wanted: String,
+        /// The first.
+        from: u64,
+    },
     /// What a child is told cannot be written.
     #[error("a task cannot be written: {0}")]
     Task(#[from] serde_json::Error),
@@ -144,11 +164,17 @@ impl ConformError {
     /// Stable code.
     pub fn code(&self) -> &'static str {
         match self {
-            ConformError::File { .. } => "io",
-            ConformError::FormUnknown { .. } | ConformError::CheckUnknown { .. } => "usage",
+            ConformError::File { .. } | ConformError::Place { .. } => "io",
+            ConformError::FormUnknown { .. }
+            | ConformError::CheckUnknown { .. }
+            | ConformError::SeedUnknown { .. } => "usage",
             ConformError::Child { .. } | ConformError::Task(_) => "conform_child",
         }
     }
+}
+
+fn shown<S: serde::Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&path.to_string_lossy())
 }
 
 /// Does all checks; `told` hears of each as it ends.
@@ -165,10 +191,16 @@ pub fn conform(options: &Options, told: &mut dyn FnMut(&Row)) -> Result<Report, 
             });
         }
     }
-    let place = Place::of(&options.plugin)?;
+    let unfit = place::unfit(&options.plugin)?;
+    let place = match unfit {
+        Some(_) => None,
+        None => Some(Place::of(&options.plugin)?),
+    };
     let mut run = Run {
         options,
-        place: &place,
+        place: place.as_ref(),
+        unfit,
+        met: Cell::new(None),
         told,
         report: Report {
             plugin: None,
@@ -178,72 +210,25 @@ pub fn conform(options: &Options, told: &mut dyn FnMut(&Row)) -> Result<Report, 
             checks: Vec::new(),
         },
         described: None,
+        faulty: Vec::new(),
     };
     run.all()?;
+    run.seed_was_there()?;
     Ok(run.report)
-}
-
-/// The private directory: the copy, its sidecar where there is one, a cache.
-struct Place {
-    keep: tempfile::TempDir,
-    file: PathBuf,
-}
-
-impl Place {
-    fn of(plugin: &Path) -> Result<Self, ConformError> {
-        let file = |path: &Path| {
-            let path = path.display().to_string();
-            move |source| ConformError::File { path, source }
-        };
-        let at = plugin.metadata().map_err(file(plugin))?;
-        if !at.is_file() {
-            let kind = std::io::ErrorKind::InvalidInput;
-            let source = std::io::Error::new(kind, "expected a library, found something else");
-            return Err(file(plugin)(source));
-        }
-        let keep = tempfile::tempdir().map_err(file(&std::env::temp_dir()))?;
-        let root = keep.path().canonicalize().map_err(file(keep.path()))?;
-        let plugins = root.join("plugins");
-        std::fs::create_dir(&plugins).map_err(file(&plugins))?;
-        let name = plugin.file_name().unwrap_or(plugin.as_os_str());
-        let mut copy = plugins.join(name);
-        if copy.extension().is_none_or(|e| e != "so") {
-            copy.as_mut_os_string().push(".so");
-        }
-        private_copy(plugin, &copy).map_err(file(plugin))?;
-        let sidecar = plugin.with_extension("plugin.json");
-        if sidecar.is_file() {
-            let beside = copy.with_extension("plugin.json");
-            private_copy(&sidecar, &beside).map_err(file(&sidecar))?;
-        }
-        Ok(Place { keep, file: copy })
-    }
-
-    fn plugins(&self) -> PathBuf {
-        self.file
-            .parent()
-            .map(Path::to_path_buf)
-            .unwrap_or_default()
-    }
-}
-
-/// A copy that only its owner may write, whatever the original's permissions: where the file came from is judged when
-/// it is installed.
-fn private_copy(from: &Path, to: &Path) -> std::io::Result<()> {
-    std::io::copy(
-        &mut std::fs::File::open(from)?,
-        &mut std::fs::File::create(to)?,
-    )?;
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o600))
 }
 
 struct Run<'a> {
     options: &'a Options,
-    place: &'a Place,
+    /// None when the file is no library at all.
+    place: Option<&'a Place>,
+    unfit: Option<Refusal>,
+    /// Whether the case to be replayed was there; nothing before somebody could tell.
+    met: Cell<Option<bool>>,
     told: &'a mut dyn FnMut(&Row),
     report: Report,
     described: Option<String>,
+    /// Forms that a check of the whole library found fault with.
+    faulty: Vec<(String, String)>,
 }
 
 impl Run<'_> {
@@ -253,7 +238,10 @@ impl Run<'_> {
             match check {
                 Check::File { name, .. } => {
                     if self.wanted(name) {
-                        let (row, _) = self.child(name, None)?;
+                        let row = match &self.unfit {
+                            Some(_) => self.skip(name, None, "the file is no library"),
+                            None => self.child(name, None)?.0,
+                        };
                         self.tell(row);
                     }
                 }
@@ -272,7 +260,11 @@ impl Run<'_> {
                     let row = match (loads, check) {
                         (false, _) => self.skip(name, None, "the library does not load"),
                         (true, Check::Scan { .. }) => self.scan_time(name)?,
-                        (true, _) => self.child(name, None)?.0,
+                        (true, _) => {
+                            let (row, done) = self.child(name, None)?;
+                            self.faulty.extend(done.into_iter().flat_map(|d| d.forms));
+                            row
+                        }
                     };
                     self.tell(row);
                 }
@@ -332,11 +324,15 @@ impl Run<'_> {
                 if !self.wanted(name) && !stands {
                     continue;
                 }
+                let faulty = self.faulty.contains(&form);
                 let row = match runs {
+                    _ if faulty => {
+                        self.skip(name, Some(&form), "its declaration is at fault, see above")
+                    }
                     true => self.child(name, Some(&form))?.0,
                     false => self.skip(name, Some(&form), "the form does not run at all"),
                 };
-                if stands {
+                if stands && !faulty {
                     runs = row.outcome == Outcome::Pass;
                 }
                 if self.wanted(name) || row.outcome == Outcome::Fail {
@@ -383,20 +379,25 @@ impl Run<'_> {
         name: &str,
         form: Option<&(String, String)>,
     ) -> Result<(Row, Option<Done>), ConformError> {
+        let Some(place) = self.place else {
+            return Ok((self.no_library(name), None));
+        };
         let seconds = self.options.timeout.as_secs().max(1);
+        let run = format!("{}-{}", std::process::id(), random_word());
         let task = Task {
             check: name.into(),
             form: form.cloned(),
-            plugins: self.place.plugins(),
-            file: self.place.file.clone(),
-            cache: self.place.keep.path().join("cache"),
-            catalog: self.options.catalog.clone(),
+            plugins: place.plugins(),
+            file: place.file.clone(),
+            cache: place.cache(),
+            catalog: self.options.catalog.iter().cloned().map(RawPath).collect(),
             seed: self.options.seed,
             cases: self.options.cases,
             only: self.options.replay.as_ref().map(|(_, seed)| *seed),
             threads: self.options.threads,
             seconds,
             described: self.described.clone(),
+            nonce: random_word(),
         };
         let mut command = Command::new(&self.options.program);
         command.arg(SUBCOMMAND).arg(serde_json::to_string(&task)?);
@@ -407,13 +408,15 @@ impl Run<'_> {
                 .collect();
             command.env_clear().envs(kept);
         }
+        command.env(place::RUN, &run);
         let end = run_to_end(&mut command, self.options.timeout).map_err(|source| {
             ConformError::Child {
                 program: self.options.program.display().to_string(),
                 source,
             }
         })?;
-        let (at, done) = lines(&end);
+        let left = place::end_left(&run);
+        let (at, done) = lines(&end, &task.nonce);
         let mut row = Row {
             seconds: end.wall.as_secs_f64(),
             ..self.row(name, form)
@@ -423,7 +426,7 @@ impl Run<'_> {
             row.code = Some(code.into());
             row.reason = Some(reason);
         };
-        let place = at
+        let whereabouts = at
             .as_ref()
             .map_or(String::new(), |(what, _)| format!(", at {what}"));
         let seed = match (&done, &end.signal, end.timed_out) {
@@ -440,33 +443,73 @@ impl Run<'_> {
                 done.seed
             }
             (None, _, true) => {
-                let text = format!("no end within {seconds} s, killed{place}");
+                let text = format!("no end within {seconds} s, killed{whereabouts}");
                 fail(&mut row, Code::TimedOut.name(), text);
                 at.and_then(|(_, seed)| seed)
             }
             (None, Some((_, signal)), _) => {
-                let text = format!("ended by {signal}{place}{}", last_words(&end.messages));
+                let text = format!(
+                    "ended by {signal}{whereabouts}{}",
+                    last_words(&end.messages)
+                );
                 fail(&mut row, Code::Crashed.name(), text);
                 at.and_then(|(_, seed)| seed)
             }
             (None, None, false) => {
                 let status = end.code.unwrap_or(-1);
                 let words = last_words(&end.messages);
-                let text = format!("left with exit status {status}{place}{words}");
+                let text = format!("left with exit status {status}{whereabouts}{words}");
                 fail(&mut row, Code::Ended.name(), text);
                 at.and_then(|(_, seed)| seed)
             }
         };
+        if left > 0 && row.outcome != Outcome::Fail {
+            let text = format!("{left} processes that the check began were still there at its end");
+            fail(&mut row, Code::LeftProcesses.name(), text);
+        }
+        let replayed = self.options.replay.as_ref().is_some_and(|(n, _)| n == name);
+        if let (true, Some(done)) = (replayed && checks::NUMBERED.contains(&name), &done) {
+            let before = self.met.get().unwrap_or(false);
+            self.met.set(Some(before || done.met));
+        }
         if row.outcome == Outcome::Fail {
             row.replay = Some(self.replay(name, form, seed));
         }
         Ok((row, done))
     }
 
+    /// The row of a file that is not opened, because it can be told without that it is no library.
+    fn no_library(&self, name: &str) -> Row {
+        let refusal = self.unfit.as_ref();
+        Row {
+            outcome: Outcome::Fail,
+            code: refusal.map(|r| r.code.name().into()),
+            reason: refusal.map(|r| r.reason.clone()),
+            replay: Some(self.replay(name, None, None)),
+            ..self.row(name, None)
+        }
+    }
+
+    fn seed_was_there(&self) -> Result<(), ConformError> {
+        match (&self.options.replay, self.met.get()) {
+            (Some((name, seed)), Some(false)) if self.report.count(Outcome::Fail) == 0 => {
+                Err(ConformError::SeedUnknown {
+                    wanted: format!("{name}:{seed}"),
+                    from: self.options.seed,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn replay(&self, name: &str, form: Option<&(String, String)>, seed: Option<u64>) -> String {
         let form = form.map_or(String::new(), |(s, f)| format!(" --forms {s}/{f}"));
+        let from = match self.options.seed {
+            0 => String::new(),
+            seed => format!(" --seed {seed}"),
+        };
         format!(
-            "structures conform {}{form} --replay {name}:{}",
+            "structures conform {}{form}{from} --replay {name}:{}",
             self.options.plugin.display(),
             seed.unwrap_or(self.options.seed)
         )
@@ -475,11 +518,12 @@ impl Run<'_> {
     fn scan_time(&self, name: &str) -> Result<Row, ConformError> {
         let mut row = self.row(name, None);
         let mut best: Option<Duration> = None;
+        let Some(place) = self.place else {
+            return Ok(self.no_library(name));
+        };
         for _ in 0..SCANS {
             let mut command = Command::new(&self.options.program);
-            command
-                .arg(structures_loader::SUBCOMMAND)
-                .arg(&self.place.file);
+            command.arg(structures_loader::SUBCOMMAND).arg(&place.file);
             let end = run_to_end(&mut command, self.options.timeout).map_err(|source| {
                 ConformError::Child {
                     program: self.options.program.display().to_string(),
@@ -517,16 +561,23 @@ impl Run<'_> {
 }
 
 /// Where the child was last, and its end.
-fn lines(end: &Ended) -> (Option<(String, Option<u64>)>, Option<Done>) {
+fn lines(end: &Ended, nonce: &str) -> (Option<(String, Option<u64>)>, Option<Done>) {
     let (mut place, mut done) = (None, None);
     for line in end.answer.split(|b| *b == b'\n') {
         match serde_json::from_slice(line) {
             Ok(Line::At { what, seed }) => place = Some((what, seed)),
-            Ok(Line::Done(d)) => done = Some(d),
-            Err(_) => {}
+            Ok(Line::Done(d)) if d.nonce == nonce => done = Some(d),
+            // A library that found the pipe may write what it likes.
+            Ok(Line::Done(_)) | Err(_) => {}
         }
     }
     (place, done)
+}
+
+/// A word that nobody can guess.
+fn random_word() -> String {
+    let word = || RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", word(), word())
 }
 
 fn last_words(messages: &[u8]) -> String {
@@ -547,6 +598,31 @@ fn last_words(messages: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_counts_only_with_the_word_of_its_task() {
+        let answer = |nonce: &str| {
+            let done = Done {
+                nonce: nonce.into(),
+                ..Done::default()
+            };
+            serde_json::to_vec(&Line::Done(done)).unwrap()
+        };
+        let ended = |answer| Ended {
+            code: Some(0),
+            signal: None,
+            timed_out: false,
+            answer,
+            messages: Vec::new(),
+            wall: Duration::ZERO,
+        };
+        let word = random_word();
+        assert_ne!(word, random_word());
+        assert!(lines(&ended(answer(&word)), &word).1.is_some());
+        for forged in ["", "00"] {
+            assert!(lines(&ended(answer(forged)), &word).1.is_none());
+        }
+    }
 
     #[test]
     fn last_words_are_short_and_in_one_line() {

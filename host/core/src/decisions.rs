@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::choose::{Choice, Pin};
 use crate::error::Error;
-use crate::fsio::write_atomic;
+use crate::fsio::{read_text, write_atomic};
 
 /// Value of `schema`.
 pub const SCHEMA: u32 = 1;
@@ -65,6 +65,8 @@ pub struct Imported {
     pub imported: usize,
     /// Keys that were here already, with another winner or not: the local one stays.
     pub kept_local: usize,
+    /// Keys that the imported file has more than once; its last decision of each counts.
+    pub repeated: usize,
     /// The new ones, as `DEVICE STRUCTURE ROWS`.
     pub names: Vec<String>,
 }
@@ -177,7 +179,7 @@ impl Store {
     /// # Errors
     /// Either file cannot be read, or this one cannot be written. Nothing is changed then.
     pub fn import(&mut self, from: &Path) -> Result<Imported, Error> {
-        let foreign = fs::metadata(from)
+        let mut foreign = fs::metadata(from)
             .map_err(|e| e.to_string())
             .and_then(|_| read(from))
             .map_err(|reason| Error::Io {
@@ -185,8 +187,17 @@ impl Store {
                 reason: format!("no decisions to import: {reason}"),
             })?;
         let mut done = Imported::default();
+        let all = foreign.len();
+        let mut last: Vec<Decision> = Vec::with_capacity(all);
+        for decision in foreign.drain(..).rev() {
+            if !last.iter().any(|d| d.same_place(&decision)) {
+                last.push(decision);
+            }
+        }
+        last.reverse();
+        done.repeated = all - last.len();
         self.change(|entries| {
-            for decision in foreign {
+            for decision in last {
                 if entries.iter().any(|d| d.same_place(&decision)) {
                     done.kept_local += 1;
                     continue;
@@ -203,7 +214,7 @@ impl Store {
 
     /// Reads again under a lock, changes, writes by rename: two writers lose nothing.
     fn change(&mut self, edit: impl FnOnce(&mut Vec<Decision>)) -> Result<(), Error> {
-        let Some(path) = self.path.clone() else {
+        let Some(path) = self.path.as_deref().map(behind_links) else {
             return Err(Error::invalid(
                 "decisions_nowhere",
                 "there is no decisions file to write to; name one",
@@ -310,7 +321,7 @@ fn check(d: &Decision) -> Result<(), String> {
 }
 
 fn read(path: &Path) -> Result<Vec<Decision>, String> {
-    let text = match fs::read_to_string(path) {
+    let text = match read_text(path) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(format!("cannot be read: {e}")),
@@ -325,6 +336,18 @@ fn read(path: &Path) -> Result<Vec<Decision>, String> {
     }
     document.decisions.iter().try_for_each(check)?;
     Ok(document.decisions)
+}
+
+/// The file itself: whoever comes by a link locks and replaces the same file as whoever does not.
+fn behind_links(path: &Path) -> PathBuf {
+    if let Ok(file) = path.canonicalize() {
+        return file;
+    }
+    // Not there yet, or a link to what is not there yet.
+    match fs::read_link(path) {
+        Ok(target) => path.parent().unwrap_or(Path::new("")).join(target),
+        Err(_) => path.to_path_buf(),
+    }
 }
 
 /// An exclusive lock on a file beside the store, held until dropped.
@@ -426,6 +449,38 @@ mod tests {
         let again = local.import(other.path.as_ref().unwrap()).unwrap();
         assert_eq!((again.imported, again.kept_local), (0, 2));
         assert!(local.import(Path::new("/no/such/file")).is_err());
+    }
+
+    #[test]
+    fn a_key_that_an_imported_file_has_twice_is_counted_as_that() {
+        let (dir, mut local) = store();
+        let twice = Document {
+            schema: SCHEMA,
+            decisions: vec![
+                decision("cpu", [1, 1], "first:f"),
+                decision("cpu", [1, 1], "last:f"),
+            ],
+        };
+        let path = dir.path().join("twice.json");
+        fs::write(&path, serde_json::to_string(&twice).unwrap()).unwrap();
+        let done = local.import(&path).unwrap();
+        assert_eq!((done.imported, done.kept_local, done.repeated), (1, 0, 1));
+        assert_eq!(local.lookup("cpu", "s", 1).unwrap().winner, "last:f");
+    }
+
+    #[test]
+    fn a_link_leads_to_the_one_file_and_its_one_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, link) = (dir.path().join("real.json"), dir.path().join("link.json"));
+        std::os::unix::fs::symlink("real.json", &link).unwrap();
+        for (i, path) in [&link, &real, &link].into_iter().enumerate() {
+            let rows = [i as u64 + 1, i as u64 + 1];
+            let mut store = Store::open(path);
+            store.record(decision("cpu", rows, "p:f")).unwrap();
+        }
+        assert!(link.is_symlink() && !real.is_symlink());
+        assert_eq!(Store::open(&real).entries().len(), 3);
+        assert!(!dir.path().join("link.json.lock").exists());
     }
 
     #[test]

@@ -1,11 +1,39 @@
 //! Files that are whole or not there: written beside their place and renamed into it.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
+
+/// Longest file of text that is read whole: no receipt or file of decisions comes near it.
+pub const LONGEST_TEXT: u64 = 64 << 20;
+
+/// Reads a file of text that somebody named.
+///
+/// # Errors
+/// It cannot be opened, is no regular file (a pipe would be waited for without end), is longer than [`LONGEST_TEXT`],
+/// or is not UTF-8.
+pub fn read_text(path: &Path) -> io::Result<String> {
+    let fit = |metadata: &fs::Metadata| {
+        let bad = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        match (metadata.is_file(), metadata.len()) {
+            (false, _) => bad("expected a regular file, found something else".into()),
+            (true, n) if n > LONGEST_TEXT => {
+                bad(format!("expected at most {LONGEST_TEXT} bytes, found {n}"))
+            }
+            _ => Ok(()),
+        }
+    };
+    // Before it is opened: opening a pipe waits for its other end.
+    fit(&fs::metadata(path)?)?;
+    let file = File::open(path)?;
+    fit(&file.metadata()?)?;
+    let mut text = String::new();
+    file.take(LONGEST_TEXT).read_to_string(&mut text)?;
+    Ok(text)
+}
 
 /// A file that could not be written.
 #[derive(Debug, Error)]
@@ -96,6 +124,29 @@ mod tests {
         entries
             .map(|e| e.unwrap().file_name().to_string_lossy().into_owned())
             .collect()
+    }
+
+    #[test]
+    fn only_files_of_a_sensible_size_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t");
+        assert_eq!(
+            read_text(&path).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+        fs::write(&path, "text").unwrap();
+        assert_eq!(read_text(&path).unwrap(), "text");
+        fs::write(&path, [0xff]).unwrap();
+        assert!(read_text(&path).is_err());
+        for bad in [dir.path(), Path::new("/dev/zero")] {
+            let why = read_text(bad).unwrap_err().to_string();
+            assert!(why.contains("regular file"), "{why}");
+        }
+        // Holes: the size counts, not what is stored.
+        let long = File::create(&path).unwrap();
+        long.set_len(LONGEST_TEXT + 1).unwrap();
+        let why = read_text(&path).unwrap_err().to_string();
+        assert!(why.contains("at most"), "{why}");
     }
 
     #[test]

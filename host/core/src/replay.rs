@@ -11,48 +11,28 @@ use structures_graph::session::Plan;
 use crate::attach::{nothing, span_contents};
 use crate::bind::Bench;
 use crate::choose::qualify;
-use crate::digest;
 use crate::error::Error;
 use crate::host::{Host, Loaded};
-use crate::receipt::{Receipt, SeatNote, SCHEMA};
+use crate::receipt::{Receipt, SeatNote};
 use crate::seat::{OnGuardFail, Seat};
 use crate::stats::{Calibration, CalibrationNote};
 
 /// Reads and verifies a receipt.
 pub fn read(path: &std::path::Path) -> Result<Receipt, Error> {
-    let io = |reason: String| Error::Io {
-        path: path.display().to_string(),
-        reason,
-    };
-    let text = std::fs::read_to_string(path).map_err(|e| {
-        io(format!(
-            "cannot read the receipt: {e}; give the file that attach wrote"
-        ))
-    })?;
-    let value: serde_json::Value =
-        serde_json::from_str(&text).map_err(|e| io(format!("not a receipt: {e}")))?;
-    let schema = value.get("schema").and_then(serde_json::Value::as_u64);
-    if schema != Some(u64::from(SCHEMA)) {
-        return Err(io(format!(
-            "expected a receipt of schema {SCHEMA}, found {}",
-            schema.map_or("none".to_string(), |s| s.to_string())
-        )));
-    }
-    if value.get("digest").is_none() {
-        return Err(io(
-            "not a receipt: it has no digest; give the file that attach wrote".into(),
-        ));
-    }
-    if !digest::verify(&value) {
-        return Err(Error::refused(
-            "record_tampered",
+    crate::verify::read(path).map_err(|unfit| match unfit.code {
+        "io" => Error::Io {
+            path: path.display().to_string(),
+            reason: format!("{}; give the file that attach wrote", unfit.reason),
+        },
+        code => Error::refused(
+            code,
             format!(
-                "{}: the digest does not fit the record; it was changed after attach wrote it",
-                path.display()
+                "{}: {}; give the file as attach wrote it",
+                path.display(),
+                unfit.reason
             ),
-        ));
-    }
-    serde_json::from_value(value).map_err(|e| io(format!("not a receipt of this version: {e}")))
+        ),
+    })
 }
 
 /// Binds the receipt's seats on a model.

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::Serialize;
 use serde_json::Value as Json;
 
@@ -33,61 +34,145 @@ impl Verified {
     pub fn holds(&self) -> bool {
         self.code.is_none()
     }
+}
 
-    fn broken(path: &Path, code: &str, reason: String) -> Self {
-        Verified {
-            path: path.display().to_string(),
-            digest_ok: false,
-            code: Some(code.into()),
-            reason: Some(reason),
-            drift: Vec::new(),
+/// Why a file is no receipt that holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unfit {
+    /// `io`, `record_invalid` or `record_tampered`.
+    pub code: &'static str,
+    /// Expected and found.
+    pub reason: String,
+    /// The digest fits all the same.
+    pub digest_ok: bool,
+}
+
+/// Reads a receipt as it was sealed: the one way in for every command that takes one.
+pub(crate) fn read(path: &Path) -> Result<Receipt, Unfit> {
+    let unfit = |code, digest_ok| {
+        move |reason| Unfit {
+            code,
+            reason,
+            digest_ok,
         }
+    };
+    let text = crate::fsio::read_text(path)
+        .map_err(|e| format!("cannot be read: {e}"))
+        .map_err(unfit("io", false))?;
+    let record = strict_json(&text)
+        .map_err(|e| format!("not JSON: {e}"))
+        .map_err(unfit("record_invalid", false))?;
+    let tampered = unfit("record_tampered", false);
+    match inspect(&record) {
+        Verdict::Intact => {}
+        Verdict::Missing => {
+            return Err(tampered(
+                "it has no digest, so nothing says what it was".into(),
+            ));
+        }
+        Verdict::Tampered { recorded, computed } => {
+            return Err(tampered(format!(
+                "it was changed after it was written: its digest is {recorded}, its content has {computed}"
+            )));
+        }
+    }
+    let invalid = unfit("record_invalid", true);
+    let schema = record.get("schema").and_then(Json::as_u64);
+    if schema != Some(u64::from(SCHEMA)) {
+        let found = schema.map_or("none".to_string(), |s| s.to_string());
+        return Err(invalid(format!(
+            "expected a receipt of schema {SCHEMA}, found {found}"
+        )));
+    }
+    serde_json::from_value(record)
+        .map_err(|e| invalid(format!("a field is missing or of another kind: {e}")))
+}
+
+/// JSON in which no object has a key twice: of two values only one would be digested.
+fn strict_json(text: &str) -> serde_json::Result<Json> {
+    serde_json::from_str::<Strict>(text).map(|strict| strict.0)
+}
+
+struct Strict(Json);
+
+impl<'de> serde::Deserialize<'de> for Strict {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(StrictVisitor).map(Strict)
+    }
+}
+
+struct StrictVisitor;
+
+impl<'de> Visitor<'de> for StrictVisitor {
+    type Value = Json;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("JSON without a key twice")
+    }
+
+    fn visit_unit<E>(self) -> Result<Json, E> {
+        Ok(Json::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Json, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Json, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Json, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Json, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Json, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Json, A::Error> {
+        let mut all = Vec::new();
+        while let Some(Strict(item)) = items.next_element()? {
+            all.push(item);
+        }
+        Ok(Json::Array(all))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Json, A::Error> {
+        let mut all = serde_json::Map::new();
+        while let Some((key, Strict(value))) = entries.next_entry::<String, Strict>()? {
+            if all.contains_key(&key) {
+                return Err(serde::de::Error::custom(format!(
+                    "the key `{key}` stands twice in one object"
+                )));
+            }
+            all.insert(key, value);
+        }
+        Ok(Json::Object(all))
     }
 }
 
 /// See the module.
 pub fn verify(host: &Host, path: &Path) -> Verified {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(e) => return Verified::broken(path, "io", format!("cannot be read: {e}")),
-    };
-    let record: Json = match serde_json::from_str(&text) {
-        Ok(record) => record,
-        Err(e) => return Verified::broken(path, "record_invalid", format!("not JSON: {e}")),
-    };
-    let tampered = |reason| Verified::broken(path, "record_tampered", reason);
-    match inspect(&record) {
-        Verdict::Intact => {}
-        Verdict::Missing => {
-            return tampered("it has no digest, so nothing says what it was".into());
-        }
-        Verdict::Tampered { recorded, computed } => {
-            return tampered(format!(
-                "it was changed after it was written: its digest is {recorded}, its content has {computed}"
-            ));
-        }
-    }
-    let invalid = |reason| Verified {
-        digest_ok: true,
-        ..Verified::broken(path, "record_invalid", reason)
-    };
-    let schema = record.get("schema").and_then(Json::as_u64);
-    if schema != Some(u64::from(SCHEMA)) {
-        let found = schema.map_or("none".to_string(), |s| s.to_string());
-        return invalid(format!(
-            "expected a receipt of schema {SCHEMA}, found {found}"
-        ));
-    }
-    let receipt: Receipt = match serde_json::from_value(record) {
-        Ok(receipt) => receipt,
-        Err(e) => return invalid(format!("a field is missing or of another kind: {e}")),
-    };
-    Verified {
-        path: path.display().to_string(),
-        digest_ok: true,
-        code: None,
-        reason: None,
-        drift: differences(host, &receipt),
+    match read(path) {
+        Ok(receipt) => Verified {
+            path: path.display().to_string(),
+            digest_ok: true,
+            code: None,
+            reason: None,
+            drift: differences(host, &receipt),
+        },
+        Err(unfit) => Verified {
+            path: path.display().to_string(),
+            digest_ok: unfit.digest_ok,
+            code: Some(unfit.code.into()),
+            reason: Some(unfit.reason),
+            drift: Vec::new(),
+        },
     }
 }
 
@@ -118,4 +203,38 @@ fn differences(host: &Host, receipt: &Receipt) -> Vec<Drift> {
         ));
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(text: &str) -> Unfit {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r.json");
+        std::fs::write(&path, text).unwrap();
+        read(&path).unwrap_err()
+    }
+
+    #[test]
+    fn what_is_no_receipt_has_one_code_for_everybody() {
+        let mut sealed = json!({"schema": 1, "a": {"b": 1.5e-3, "c": [-1, null, true, "x"]}});
+        crate::digest::seal(&mut sealed).unwrap();
+        let text = sealed.to_string();
+        let unfit = of(&text);
+        assert_eq!((unfit.code, unfit.digest_ok), ("record_invalid", true));
+        let changed = of(&text.replace("-1", "-2"));
+        assert_eq!(
+            (changed.code, changed.digest_ok),
+            ("record_tampered", false)
+        );
+        // The second value would win over the first, and the digest would fit.
+        let twice = of(&text.replace("\"b\":", "\"b\":7,\"b\":"));
+        assert_eq!((twice.code, twice.digest_ok), ("record_invalid", false));
+        assert!(twice.reason.contains("`b`"), "{}", twice.reason);
+        assert_eq!(of("{").code, "record_invalid");
+        assert_eq!(read(Path::new("/dev/zero")).unwrap_err().code, "io");
+    }
 }

@@ -74,6 +74,7 @@ pub struct Drift {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LockReport {
     /// The lock file.
+    #[serde(serialize_with = "crate::paths::shown")]
     pub path: PathBuf,
     /// Whether it exists.
     pub found: bool,

@@ -102,6 +102,22 @@ fn writable(what: &str, path: &Path, metadata: &Metadata, own_group: u32) -> Res
     Ok(())
 }
 
+/// A path in a report: a name that is not UTF-8 is shown, never a reason to have no report.
+pub(crate) fn shown<S: serde::Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&path.to_string_lossy())
+}
+
+/// As [`shown`], where there may be none.
+pub(crate) fn shown_option<S: serde::Serializer>(
+    path: &Option<PathBuf>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    match path {
+        Some(path) => shown(path, to),
+        None => to.serialize_none(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::Permissions;

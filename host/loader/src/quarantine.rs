@@ -41,6 +41,7 @@ pub struct Quarantined {
     /// When it is tried again, seconds since 1970; not before the file changes when absent.
     pub until: Option<u64>,
     /// Where the file was.
+    #[serde(serialize_with = "crate::paths::shown")]
     pub path: PathBuf,
 }
 

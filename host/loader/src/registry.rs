@@ -98,6 +98,7 @@ pub struct PluginRow {
     /// API version it was built for.
     pub api: Option<String>,
     /// Where it was found.
+    #[serde(serialize_with = "paths::shown")]
     pub path: PathBuf,
     /// Digest, once it was hashed.
     pub sha256: Option<String>,
@@ -131,6 +132,7 @@ pub struct TracedPlace {
     /// Why it was considered.
     pub source: &'static str,
     /// The directory, where one is known.
+    #[serde(serialize_with = "paths::shown_option")]
     pub path: Option<PathBuf>,
     /// Whether it was searched.
     pub searched: bool,
@@ -144,6 +146,7 @@ pub struct TracedPlace {
 #[derive(Clone, Debug, Serialize)]
 pub struct TracedCandidate {
     /// The file.
+    #[serde(serialize_with = "paths::shown")]
     pub path: PathBuf,
     /// The steps it took, in order.
     pub steps: Vec<String>,

@@ -18,6 +18,24 @@ pub fn secure_execution() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
+/// What a program relies on whoever started it: that children can be waited for, and that a file that grows too long
+/// is an error of the write. Called once, before anything runs.
+pub fn process_defaults() {
+    // SAFETY: both are plain dispositions without a handler; no thread of this process depends on others.
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+}
+
+/// Kills one process, which is this user's or stays as it is.
+pub fn end_process(pid: u32) {
+    if let Some(pid) = i32::try_from(pid).ok().filter(|pid| *pid > 1) {
+        // SAFETY: kill has no memory effects here.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+}
+
 /// Effective group of the process.
 pub fn effective_group() -> u32 {
     // SAFETY: getegid has no precondition and cannot fail.

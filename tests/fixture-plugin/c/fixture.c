@@ -30,6 +30,7 @@
  *   EDGE_CRASH, EDGE_WRONG       at 8 rows, the edge of the int8 form's band
  *   NO_BAND                      its probe knows no band
  *   HANGS, EXITS                 every call
+ *   FORKS, FORGES                a call leaves a process of its own session; answers the validator itself and exits
  *   NULL_CRASH, NULL_YES         bind reads args that are null; describe answers success without a place for it
  *   TRUSTS                       believes every view
  *   FLAG_CRASH                   bind, when a flag of a view is set
@@ -52,6 +53,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #ifdef COUNTED
 static atomic_long made, freed, foreign_frees;
@@ -325,6 +327,26 @@ static structures_status spoiled_call(void *instance, const structures_call_ctx 
 #endif
 #ifdef EXITS
     _Exit(7);
+#endif
+#ifdef FORKS
+    if (fork() == 0) {
+        setsid();
+        for (int fd = 0; fd < 256; fd++)
+            close(fd);
+        sleep(120);
+        _Exit(0);
+    }
+    // Long enough for it to leave the group.
+    nanosleep(&(const struct timespec){0, 100000000}, NULL);
+#endif
+#ifdef FORGES
+    static const char answer[] =
+        "\n{\"done\":{\"code\":null,\"reason\":null,\"skipped\":false,\"seed\":null,\"described\":null,"
+        "\"forms\":[],\"met\":true,\"nonce\":\"\"}}\n";
+    for (int fd = 3; fd < 256; fd++)
+        if (write(fd, answer, sizeof answer - 1) < 0)
+            continue;
+    _Exit(0);
 #endif
 #ifdef EDGE_CRASH
     if (f->codes && x.count == 8)

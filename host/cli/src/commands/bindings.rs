@@ -118,7 +118,7 @@ fn show(
         cx.out.document(json!({ "manifest": manifest }));
     } else {
         // A manifest is short and for machines and people alike.
-        cx.out.line(&format!("{manifest:#}"));
+        cx.out.lines(&format!("{manifest:#}"));
     }
     Ok(0)
 }
@@ -180,7 +180,7 @@ fn validate(
                     .out
                     .line(&format!("ok      {} ({})", c.path.display(), file.name)),
                 // The message begins with the file.
-                Err(e) => cx.out.line(&format!("refused {e}")),
+                Err(e) => cx.out.lines(&format!("refused {e}")),
             }
             if let Some(note) = &c.note {
                 cx.out.line(&format!("        {note}"));

@@ -81,7 +81,7 @@ pub fn run(args: &CalibrateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         args.output.display()
     ));
     if let Some(d) = &note.dispersion {
-        cx.out.line(&d.summary());
+        cx.out.lines(&d.summary());
     }
     if spec.activations.is_empty() {
         cx.out

@@ -136,7 +136,7 @@ fn show(catalog: &Catalog, name: &str, cx: &Context<'_>) -> Result<u8, Failure> 
         "{} version {} ({})",
         spec.name, spec.version, spec.digest
     ));
-    cx.out.line(&spec.summary);
+    cx.out.lines(&spec.summary);
     for key in [
         "tags",
         "inputs",
@@ -160,7 +160,8 @@ fn show(catalog: &Catalog, name: &str, cx: &Context<'_>) -> Result<u8, Failure> 
         let Some(value) = document.get(key) else {
             continue;
         };
-        cx.out.line(&format!("\n{key}"));
+        cx.out.line("");
+        cx.out.line(key);
         match value {
             Json::Array(items) => items.iter().for_each(|i| cx.out.line(&format!("  {i}"))),
             Json::Object(map) => {
@@ -171,7 +172,8 @@ fn show(catalog: &Catalog, name: &str, cx: &Context<'_>) -> Result<u8, Failure> 
         }
     }
     for line in &spec.evidence {
-        cx.out.line(&format!("\n{line}"));
+        cx.out.line("");
+        cx.out.line(line);
     }
     Ok(0)
 }
@@ -232,7 +234,7 @@ fn check(catalog: &Catalog, bad: &[CatalogError], cx: &Context<'_>) -> Result<u8
                 .collect(),
         );
         for e in bad {
-            cx.out.line(&format!("{}: {e}", e.code()));
+            cx.out.lines(&format!("{}: {e}", e.code()));
         }
         let all = rows.len() + bad.len();
         cx.out.line(&format!("{all} checks, {failed} failed"));

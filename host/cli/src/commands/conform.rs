@@ -28,7 +28,7 @@ pub fn run(args: &ConformArgs, cx: &Context<'_>) -> Result<u8, Failure> {
     let report = report?;
     let failed = report.count(Outcome::Fail);
     if cx.out.json() {
-        let mut document = serde_json::to_value(&report).unwrap_or_default();
+        let mut document = serde_json::to_value(&report).map_err(ConformError::from)?;
         document["summary"] = json!({
             "passed": report.count(Outcome::Pass),
             "failed": failed,
@@ -102,7 +102,8 @@ fn show(report: &Report, took: Duration, cx: &Context<'_>) {
     for row in &report.checks {
         if row.form.as_deref() != form {
             form = row.form.as_deref();
-            cx.out.line(&format!("\nform {}", form.unwrap_or_default()));
+            cx.out.line("");
+            cx.out.line(&format!("form {}", form.unwrap_or_default()));
         }
         line(row, widest, cx);
     }
@@ -111,8 +112,9 @@ fn show(report: &Report, took: Duration, cx: &Context<'_>) {
         .iter()
         .filter_map(|r| r.form.as_ref())
         .collect();
+    cx.out.line("");
     cx.out.line(&format!(
-        "\n{} forms, {} checks: {} passed, {} failed, {} skipped; {:.1} s, seed {}",
+        "{} forms, {} checks: {} passed, {} failed, {} skipped; {:.1} s, seed {}",
         forms.len(),
         report.checks.len(),
         report.count(Outcome::Pass),
@@ -146,8 +148,11 @@ impl From<ConformError> for Failure {
     fn from(e: ConformError) -> Self {
         let help = match &e {
             ConformError::File { .. } => "give the path of a built plugin library",
+            ConformError::Place { .. } => {
+                "set STRUCTURES_CACHE_DIR to a directory of yours with free space, where programs may run"
+            }
             ConformError::FormUnknown { .. } => "leave --forms out for all of them",
-            ConformError::CheckUnknown { .. } => "take the replay line of a failed check as it is",
+            ConformError::CheckUnknown { .. } | ConformError::SeedUnknown { .. } => "take the replay line of a failed check as it is",
             _ => "the program starts itself once for every check; see the message",
         };
         match e.code() {

@@ -91,13 +91,20 @@ fn import(file: &Path, cx: &Context<'_>) -> Result<u8, Failure> {
     let done = store(cx).import(file)?;
     if cx.out.json() {
         cx.out.document(json!({
-            "imported": done.imported, "kept_local": done.kept_local, "names": done.names,
+            "imported": done.imported, "kept_local": done.kept_local,
+            "repeated": done.repeated, "names": done.names,
         }));
     } else {
         cx.out.line(&format!(
             "{} imported, {} kept as they are here",
             done.imported, done.kept_local
         ));
+        if done.repeated > 0 {
+            cx.out.line(&format!(
+                "{} stood in the file again; the last of each counts",
+                done.repeated
+            ));
+        }
         done.names
             .iter()
             .for_each(|name| cx.out.line(&format!("  {name}")));

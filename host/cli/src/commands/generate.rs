@@ -11,6 +11,7 @@ use super::{attach::default_options, load_samples, open_model, pins, Context};
 use crate::args::{GenerateArgs, SampleArgs};
 use crate::failure::Failure;
 use crate::progress::Bars;
+use crate::say::say;
 
 /// See the module.
 pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
@@ -53,9 +54,7 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
                     max_samples: None,
                 },
             )?;
-            eprintln!(
-                "warning: nothing is gated; `attach` judges, and `--receipt` replays its result"
-            );
+            say("warning: nothing is gated; `attach` judges, and `--receipt` replays its result");
             let swaps = auto_swaps(&host, &model, &samples, &options, &progress)?;
             for r in &swaps.refused {
                 tracing::info!(path = %r.path, code = %r.code, "{}", r.reason);
@@ -102,14 +101,14 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         return Ok(0);
     }
     cx.out.line(&rest);
-    eprintln!(
+    say(&format!(
         "prefill {:.1} tokens/s ({} tokens), decode {:.1} tokens/s ({} tokens)",
         done.prefill_tps(),
         done.prompt,
         done.decode_tps(),
         done.tokens.len()
-    );
-    eprintln!("{}", ledger_line(seats.len(), &ledger));
+    ));
+    say(&ledger_line(seats.len(), &ledger));
     Ok(0)
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use semver::VersionReq;
+use semver::{Version, VersionReq};
 use serde_json::json;
 
 use super::Context;
@@ -40,12 +40,21 @@ pub fn run(args: &NewPluginArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         ),
         Lang::C => (["make", "make test"], "build"),
     };
-    let next = [
+    let mut next = vec![
         build[0].to_string(),
         build[1].to_string(),
         format!("structures --plugins {built} plugins list"),
         format!("structures conform {built}/lib{library}.so"),
     ];
+    if let (Api::Version(_), Lang::Rust) = (&api, args.lang) {
+        next.insert(
+            0,
+            format!(
+                "# where no registry has {API_CRATE}: new-plugin {name} --api DIR, with the {API_DIR} directory of a \
+                 checkout"
+            ),
+        );
+    }
     if cx.out.json() {
         let (path, version) = match (&api, args.lang) {
             (_, Lang::C) => (None, None),
@@ -56,7 +65,7 @@ pub fn run(args: &NewPluginArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         cx.out.document(json!({"plugin": {
             "id": name,
             "lang": match args.lang { Lang::Rust => "rust", Lang::C => "c" },
-            "path": out, "files": names, "library": format!("{built}/lib{library}.so"),
+            "path": out.to_string_lossy(), "files": names, "library": format!("{built}/lib{library}.so"),
             "api": {"path": path, "version": version}, "next": next,
         }}));
         return Ok(0);
@@ -69,7 +78,8 @@ pub fn run(args: &NewPluginArgs, cx: &Context<'_>) -> Result<u8, Failure> {
     if args.lang == Lang::Rust {
         cx.out.line(&format!("{API_CRATE}: {}", api.text()));
     }
-    cx.out.line("\nnext:");
+    cx.out.line("");
+    cx.out.line("next:");
     cx.out.line(&format!("  cd {}", out.display()));
     for line in &next {
         cx.out.line(&format!("  {line}"));
@@ -119,9 +129,6 @@ fn not_written(out: &Path, why: NotWritten) -> Failure {
 
 /// A version of the registry, else a directory with the crate.
 fn named_api(text: &str) -> Result<Api, Failure> {
-    if VersionReq::parse(text).is_ok() {
-        return Ok(Api::Version(text.into()));
-    }
     let no = |found: String| {
         Err(Failure {
             exit: 2,
@@ -134,6 +141,15 @@ fn named_api(text: &str) -> Result<Api, Failure> {
             )
         })
     };
+    if let Ok(wanted) = VersionReq::parse(text) {
+        return match served(&wanted) {
+            true => Ok(Api::Version(text.into())),
+            false => no(format!(
+                "versions whose plugins this program cannot open: it serves {}",
+                env!("CARGO_PKG_VERSION")
+            )),
+        };
+    }
     let dir = match Path::new(text).canonicalize() {
         Ok(dir) => dir,
         Err(e) => return no(e.to_string()),
@@ -145,6 +161,22 @@ fn named_api(text: &str) -> Result<Api, Failure> {
         Some(path) => Ok(Api::Path(path.into())),
         None => no("a path that is not UTF-8, which Cargo.toml cannot hold".into()),
     }
+}
+
+/// Whether every version that is asked for may be one that this program serves: Cargo takes the highest.
+fn served(wanted: &VersionReq) -> bool {
+    let Ok(own) = Version::parse(env!("CARGO_PKG_VERSION")) else {
+        return true;
+    };
+    // What Cargo calls compatible: the same first number that is not 0.
+    let next = match (own.major, own.minor) {
+        (0, minor) => Version::new(0, minor + 1, 0),
+        (major, _) => Version::new(major + 1, 0, 0),
+    };
+    let named = |c: &semver::Comparator| {
+        c.major == own.major && (own.major > 0 || c.minor.is_none_or(|m| m == own.minor))
+    };
+    wanted.matches(&own) || (!wanted.matches(&next) && wanted.comparators.iter().all(named))
 }
 
 /// The interface of the checkout that this program lies in, else the version it was built with.
@@ -171,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_version_or_a_directory_with_the_crate() {
-        for version in ["0.1", "=1.2.3", "^1", ">=1, <3"] {
+        for version in ["0.1", "=0.1.7", "^0", ">=0.1, <3"] {
             assert_eq!(named_api(version).unwrap(), Api::Version(version.into()));
         }
         let api = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../plugin-api");
@@ -179,7 +211,7 @@ mod tests {
             named_api(api.to_str().unwrap()),
             Ok(Api::Path(path)) if path.ends_with("plugin-api") && !path.contains("..")
         ));
-        for bad in ["nowhere/at/all", "src", "", "1.2.3.4"] {
+        for bad in ["nowhere/at/all", "src", "", "1.2.3.4", "9", "=1.2.3", "0.2"] {
             let e = named_api(bad).unwrap_err();
             assert_eq!(
                 (e.exit, e.code.as_str()),

@@ -34,10 +34,10 @@ fn list(
 ) -> Result<u8, Failure> {
     let rows = &registry.plugins;
     if cx.out.json() {
-        first.insert("plugins".into(), json!(rows));
-        first.insert("trace".into(), json!(registry.trace));
+        first.insert("plugins".into(), value(rows)?);
+        first.insert("trace".into(), value(&registry.trace)?);
         if let Some(lock) = &registry.lock {
-            first.insert("lock".into(), json!(lock));
+            first.insert("lock".into(), value(lock)?);
         }
         cx.out.document(Value::Object(first));
         return Ok(0);
@@ -147,7 +147,7 @@ fn lock(cx: &Context<'_>) -> Result<u8, Failure> {
     lock.write(&path)?;
     if cx.out.json() {
         cx.out
-            .document(json!({ "lock": { "path": path, "plugins": lock.plugins } }));
+            .document(json!({ "lock": { "path": show_path(&path), "plugins": lock.plugins } }));
         return Ok(0);
     }
     cx.out.table(
@@ -211,7 +211,7 @@ fn show(registry: &Registry, id: &str, cx: &Context<'_>) -> Result<u8, Failure> 
             "`structures plugins list` shows every candidate",
         ));
     };
-    let mut plugin = serde_json::to_value(row).unwrap_or_default();
+    let mut plugin = value(row)?;
     let description = row.description.as_ref();
     if let Some(map) = plugin.as_object_mut() {
         if let Some(d) = description {
@@ -305,6 +305,17 @@ fn why(row: &PluginRow) -> String {
         (Some(code), Some(reason)) => format!("{code}: {reason}"),
         _ => String::new(),
     }
+}
+
+/// A part of a report as JSON.
+fn value<T: serde::Serialize + ?Sized>(part: &T) -> Result<Value, Failure> {
+    serde_json::to_value(part).map_err(|e| {
+        Failure::failed(
+            "io",
+            format!("the report is no JSON: {e}"),
+            "this is a fault of the program: report it with the message",
+        )
+    })
 }
 
 /// The JSON word of a value.

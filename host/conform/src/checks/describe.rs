@@ -45,13 +45,24 @@ pub(super) fn run(cx: &Context<'_>) -> Verdict {
     if let Some(text) = malformed(description) {
         return Code::DescribeMalformed.because(text);
     }
+    let (mut first, mut texts_of, mut forms) = (None, Vec::new(), Vec::new());
     for form in &description.forms {
         if let Some((code, text)) = of_form(cx, form) {
-            return code.because(format!(
+            first.get_or_insert(code);
+            texts_of.push(format!(
                 "form `{}` of `{}`: {text}",
                 form.name, form.structure
             ));
+            forms.push((form.structure.clone(), form.name.clone()));
         }
+    }
+    if let Some(code) = first {
+        return Verdict::Failed {
+            code,
+            reason: texts_of.join("; "),
+            seed: None,
+            forms,
+        };
     }
     let unread = unread(texts.last().map_or("", String::as_str), description);
     Verdict::passed(match unread.is_empty() {

@@ -153,6 +153,17 @@ pub const ALL: &[Check] = &[
     },
 ];
 
+/// Checks whose cases have seeds of their own, so that one can be asked for that does not exist.
+pub const NUMBERED: &[&str] = &[
+    "parity",
+    "band",
+    "outputs",
+    "layout",
+    "non_finite",
+    "null_arguments",
+    "absurd_arguments",
+];
+
 impl Check {
     /// Its name.
     pub fn name(&self) -> &'static str {
@@ -185,6 +196,8 @@ pub enum Verdict {
         reason: String,
         /// What does it again.
         seed: Option<u64>,
+        /// Forms that the fault is of, where a check of the whole library finds one of some.
+        forms: Vec<(String, String)>,
     },
 }
 
@@ -205,6 +218,7 @@ impl Code {
             code: self,
             reason: reason.into(),
             seed: None,
+            forms: Vec::new(),
         }
     }
 
@@ -214,6 +228,7 @@ impl Code {
             code: self,
             reason: reason.into(),
             seed: Some(seed),
+            forms: Vec::new(),
         }
     }
 }
