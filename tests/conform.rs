@@ -443,5 +443,5 @@ fn the_private_copy_is_below_the_cache_and_its_place_is_judged_first() {
     file.set_len(100 << 30).unwrap();
     let (exit, document, _) = ask(&huge, &cache);
     assert_eq!(exit, 3, "{document:#}");
-    assert!(failed(&document).contains(&("load".into(), "not_elf".into())));
+    assert!(failed(&document).contains(&("load".into(), "too_large".into())));
 }

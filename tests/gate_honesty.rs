@@ -189,6 +189,7 @@ fn fault_quantised_form_under_no_scheme() {
     let (exit, receipt, log) = run(structures(plugins.path())
         .args(["attach", "demo", "--scheme", "none", "--receipt-dir"])
         .arg(dir.path())
+        .args(["--structures", "decoder_ffn"])
         .args(["--pin", "decoder_ffn=fixture:int8"])
         .args(QUICK));
     assert_eq!(exit, 0, "{log}");

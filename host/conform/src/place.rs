@@ -231,6 +231,8 @@ mod tests {
         let keep = tempfile::tempdir().unwrap();
         let path = keep.path().join("huge.so");
         File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        assert_eq!(unfit(&path).unwrap().unwrap().code.name(), "too_large");
+        File::create(&path).unwrap().set_len(1 << 20).unwrap();
         assert_eq!(unfit(&path).unwrap().unwrap().code.name(), "not_elf");
         assert!(unfit(keep.path()).is_err());
     }

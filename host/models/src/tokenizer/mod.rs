@@ -90,10 +90,9 @@ impl Tokenizer {
     /// token, mostly none).
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
         let ids = match &self.inner {
-            Inner::Published(t) => t
-                .encode_fast(text, add_special)
-                .map(|e| e.get_ids().to_vec())
-                .map_err(|e| e.to_string()),
+            Inner::Published(t) => {
+                unpanicked(|| t.encode_fast(text, add_special)).map(|e| e.get_ids().to_vec())
+            }
             Inner::Stored(v) => v.encode(text, add_special),
         };
         ids.map_err(|reason| {
@@ -105,9 +104,9 @@ impl Tokenizer {
     /// The text of tokens, special ones included; bytes that are no UTF-8 become replacement characters.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, ModelError> {
         match &self.inner {
-            Inner::Published(t) => t.decode(tokens, false).map_err(|e| {
+            Inner::Published(t) => unpanicked(|| t.decode(tokens, false)).map_err(|reason| {
                 let help = "the tokens come from another vocabulary";
-                fault(&self.path, e.to_string(), help)
+                fault(&self.path, reason, help)
             }),
             Inner::Stored(v) => Ok(v.decode(tokens)),
         }
@@ -241,6 +240,14 @@ fn published(path: &Path) -> Result<tokenizers::Tokenizer, ModelError> {
         Ok(Ok(t)) => Ok(t),
         Ok(Err(e)) => Err(fault(path, e.to_string(), help)),
         Err(_) => Err(fault(path, "its parts contradict each other", help)),
+    }
+}
+
+/// What the library answers. A file whose parts contradict each other may read and only panic when it is used.
+fn unpanicked<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
+        Ok(done) => done.map_err(|e| e.to_string()),
+        Err(_) => Err("the parts of the file contradict each other".into()),
     }
 }
 
