@@ -13,7 +13,7 @@ use structures_graph::{kernels, AttrValue, Attrs, Layout, OpKind};
 use crate::error::CatalogError;
 use crate::expr::EvalError;
 use crate::rows::Rows;
-use crate::solve::{dim_size, Dims, Shape, Sizes, Solver};
+use crate::solve::{dim_size, sizes, Dims, Shape, Solver};
 use crate::spec::{DimExpr, Plain, PlainAttr, PlainOp, SpanDecl, Spec};
 
 /// Tensors by name.
@@ -321,7 +321,7 @@ impl Run<'_> {
                     attrs.insert(name.clone(), v.clone());
                 }
                 PlainAttr::Dims(dims) => {
-                    let value = dims.value(&Sizes(&self.sizes));
+                    let value = dims.value(&sizes(&self.sizes));
                     attrs.insert(
                         name.clone(),
                         value.map_err(|e| self.unsized_attr(op, name, &e))?,

@@ -10,7 +10,7 @@ use structures_graph::{AttrValue, Attrs};
 
 use crate::constraint::whole;
 use crate::error::CatalogError;
-use crate::expr::{eval_int, Datum, Fact, Facts};
+use crate::expr::{eval_int, OfSymbols};
 use crate::spec::{DimExpr, Source, Spec};
 
 /// Shapes by name.
@@ -279,7 +279,7 @@ impl<'a> Solver<'a> {
             if e.symbols().iter().any(open) {
                 continue;
             }
-            let expected = match eval_int(e, &Sizes(&self.dims)) {
+            let expected = match eval_int(e, &sizes(&self.dims)) {
                 Ok(n) if n == *size as i64 || *broadcast => continue,
                 Ok(n) => n.to_string(),
                 Err(e) => e.to_string(),
@@ -328,33 +328,13 @@ pub fn dim_size(dim: &DimExpr, dims: &Dims) -> Option<usize> {
     match dim {
         DimExpr::Literal(n) => Some(*n),
         DimExpr::Symbol(s) => dims.get(s).copied(),
-        DimExpr::Derived(e) => usize::try_from(eval_int(e, &Sizes(dims)).ok()?).ok(),
+        DimExpr::Derived(e) => usize::try_from(eval_int(e, &sizes(dims)).ok()?).ok(),
     }
 }
 
 /// Solved symbols as facts of an expression.
-pub(crate) struct Sizes<'a>(pub &'a Dims);
-
-impl Facts for Sizes<'_> {
-    fn symbol(&self, name: &str) -> Option<Datum> {
-        let n = self.0.get(name)?;
-        i64::try_from(*n).ok().map(Datum::Int)
-    }
-    fn has_role(&self, _: &str) -> bool {
-        false
-    }
-    fn fact(&self, _: &str, _: Fact) -> Option<Datum> {
-        None
-    }
-    fn param_dims(&self, _: &str, _: &str) -> Option<Vec<usize>> {
-        None
-    }
-    fn attr(&self, _: &str, _: &str) -> Option<Datum> {
-        None
-    }
-    fn conditioned(&self, _: &str) -> bool {
-        false
-    }
+pub(crate) fn sizes(dims: &Dims) -> OfSymbols<impl Fn(&str) -> Option<u64> + '_> {
+    OfSymbols(|name: &str| dims.get(name).map(|n| *n as u64))
 }
 
 #[cfg(test)]

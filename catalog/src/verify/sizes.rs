@@ -8,7 +8,7 @@ use structures_graph::{AttrValue, Attrs, OpKind};
 use crate::constraint::{first_unmet, Known};
 use crate::error::CatalogError;
 use crate::expr::{eval_int, BinaryOp, Expr};
-use crate::solve::{Dims, Sizes};
+use crate::solve::{sizes, Dims};
 use crate::spec::{Constraint, DimExpr, Plain, PlainAttr, Source, Spec};
 
 // Pairwise different, so that a swapped dim cannot go unnoticed; all but the first even, because halves are common.
@@ -345,7 +345,7 @@ impl Search<'_> {
                 };
                 for (one, other) in [(a, b), (b, a)] {
                     let names = matches!(&**one, Expr::Symbol(s) if s == symbol);
-                    let size = eval_int(other, &Sizes(&self.dims));
+                    let size = eval_int(other, &sizes(&self.dims));
                     let size = size.ok().and_then(|n| usize::try_from(n).ok());
                     if let (true, Some(n @ 1..=MAX_SIZE)) = (names, size) {
                         found.push(n);
@@ -357,7 +357,7 @@ impl Search<'_> {
     }
 
     fn holds(&self, need: &Need) -> bool {
-        let sizes = Sizes(&self.dims);
+        let sizes = sizes(&self.dims);
         match need {
             Need::Holds(c, _) => met(c, &self.dims, self.params, self.spec, self.present),
             Need::Positive(e, _) => eval_int(e, &sizes).is_ok_and(|n| n > 0),

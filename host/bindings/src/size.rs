@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use structures_catalog::document::Node;
-use structures_catalog::expr::{eval_int, Datum, Expr, Fact, Facts as Lookup};
+use structures_catalog::expr::{eval_int, Expr, OfSymbols};
 
 use crate::error::BindingError;
 use crate::reader::Reader;
@@ -99,7 +99,7 @@ impl Rows {
 
     /// The range under known sizes, or what is wrong with it.
     pub fn range(&self, sizes: &Sizes) -> Result<(usize, usize), String> {
-        let one = |e: &Expr| match eval_int(e, &Known(sizes)) {
+        let one = |e: &Expr| match eval_int(e, &OfSymbols(|name: &str| sizes.get(name).copied())) {
             Ok(n) => usize::try_from(n).map_err(|_| format!("expected a row, {e} is {n}")),
             Err(why) => Err(format!("expected a row, {e}: {why}")),
         };
@@ -116,30 +116,6 @@ impl Rows {
     /// Symbols it reads.
     pub fn symbols(&self) -> Vec<String> {
         [self.from.symbols(), self.to.symbols()].concat()
-    }
-}
-
-struct Known<'a>(&'a Sizes);
-
-impl Lookup for Known<'_> {
-    fn symbol(&self, name: &str) -> Option<Datum> {
-        let n = self.0.get(name)?;
-        i64::try_from(*n).ok().map(Datum::Int)
-    }
-    fn has_role(&self, _: &str) -> bool {
-        false
-    }
-    fn fact(&self, _: &str, _: Fact) -> Option<Datum> {
-        None
-    }
-    fn param_dims(&self, _: &str, _: &str) -> Option<Vec<usize>> {
-        None
-    }
-    fn attr(&self, _: &str, _: &str) -> Option<Datum> {
-        None
-    }
-    fn conditioned(&self, _: &str) -> bool {
-        false
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use structures_catalog::expr::{eval_int, Datum, EvalError, Fact, Facts};
+use structures_catalog::expr::{eval_int, EvalError, OfSymbols};
 use structures_catalog::spec::{DimAttr, DimExpr, Source};
 use structures_graph::{AttrValue, Dim, Layout};
 
@@ -67,7 +67,7 @@ impl Solver {
 
     /// The literal a computed attribute stands for.
     pub fn value(&self, attr: &DimAttr) -> Result<AttrValue, EvalError> {
-        attr.value(&Symbols(&self.known))
+        attr.value(&symbols(&self.known))
     }
 
     /// A value under the dims the structure gives it, where the host's rank is theirs.
@@ -152,7 +152,7 @@ impl Solver {
                 continue;
             }
             let found = size.to_string();
-            match eval_int(expr, &Symbols(&self.known)) {
+            match eval_int(expr, &symbols(&self.known)) {
                 Ok(n) if u64::try_from(n) == Ok(size) => {}
                 Ok(n) => {
                     let expected = format!("{expr} = {n}");
@@ -177,30 +177,8 @@ impl Solver {
 }
 
 /// Only symbols have a value.
-struct Symbols<'a>(&'a BTreeMap<String, u64>);
-
-impl Facts for Symbols<'_> {
-    fn symbol(&self, name: &str) -> Option<Datum> {
-        self.0
-            .get(name)
-            .and_then(|n| i64::try_from(*n).ok())
-            .map(Datum::Int)
-    }
-    fn has_role(&self, _: &str) -> bool {
-        false
-    }
-    fn fact(&self, _: &str, _: Fact) -> Option<Datum> {
-        None
-    }
-    fn param_dims(&self, _: &str, _: &str) -> Option<Vec<usize>> {
-        None
-    }
-    fn attr(&self, _: &str, _: &str) -> Option<Datum> {
-        None
-    }
-    fn conditioned(&self, _: &str) -> bool {
-        false
-    }
+fn symbols(known: &BTreeMap<String, u64>) -> OfSymbols<impl Fn(&str) -> Option<u64> + '_> {
+    OfSymbols(|name: &str| known.get(name).copied())
 }
 
 #[cfg(test)]
