@@ -1,37 +1,7 @@
 //! What a check of the validator answers with: name, meaning, what to do. `docs/codes.md` is generated from it.
 
-macro_rules! codes {
-    ($($variant:ident $name:literal: $meaning:literal, $help:literal;)*) => {
-        /// Why a check failed.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[non_exhaustive]
-        pub enum Code {
-            $(#[doc = $meaning] $variant,)*
-        }
-
-        impl Code {
-            /// Every code.
-            pub const ALL: &'static [Code] = &[$(Code::$variant,)*];
-
-            /// The stable name.
-            pub fn name(self) -> &'static str {
-                match self { $(Code::$variant => $name,)* }
-            }
-
-            /// What it means.
-            pub fn meaning(self) -> &'static str {
-                match self { $(Code::$variant => $meaning,)* }
-            }
-
-            /// What to do about it.
-            pub fn help(self) -> &'static str {
-                match self { $(Code::$variant => $help,)* }
-            }
-        }
-    };
-}
-
-codes! {
+structures_loader::codes! {
+    /// Why a check failed.
     Crashed "conform_crashed": "The process of the check was ended by a signal.",
         "Run the replay line under a debugger; SIGABRT is often a panic that cannot unwind, or an assertion.";
     TimedOut "conform_timed_out": "The process of the check did not end in time and was killed.",

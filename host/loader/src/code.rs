@@ -8,9 +8,12 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
+/// One list of codes: an enum with the name, the meaning and the help of each. The documents of docs/codes.md are
+/// written from such lists, each crate's from its own.
+#[macro_export]
 macro_rules! codes {
-    ($($variant:ident $name:literal: $meaning:literal, $help:literal;)*) => {
-        /// Why a candidate file was not loaded.
+    ($(#[$attribute:meta])* $($variant:ident $name:literal: $meaning:literal, $help:literal;)*) => {
+        $(#[$attribute])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum Code {
@@ -18,7 +21,7 @@ macro_rules! codes {
         }
 
         impl Code {
-            /// Every code, in the order in which the steps of loading can answer it.
+            /// Every code, in the order in which they can be answered.
             pub const ALL: &'static [Code] = &[$(Code::$variant,)*];
 
             /// The stable name.
@@ -40,6 +43,7 @@ macro_rules! codes {
 }
 
 codes! {
+    /// Why a candidate file was not loaded.
     SameFile "same_file": "The file was already listed under another name.",
         "Nothing: one file loads once. Remove the second link if it confuses.";
     NotAFile "not_a_file": "The candidate is not a regular file.",
