@@ -120,14 +120,14 @@ pub fn files(name: &str, lang: Lang, api: &Api) -> Vec<(&'static str, String)> {
                 "plugin.c" <- "plugin.c",
                 "test.c" <- "test.c",
             );
-            files.push((
-                "json.c",
-                include_str!("../../../plugin-api/c/json.c").into(),
-            ));
-            files.push((
-                "json.h",
-                include_str!("../../../plugin-api/c/json.h").into(),
-            ));
+            files.extend(
+                [
+                    ("json.c", include_str!("../../../plugin-api/c/json.c")),
+                    ("json.h", include_str!("../../../plugin-api/c/json.h")),
+                    ("support.h", include_str!("../../../plugin-api/c/support.h")),
+                ]
+                .map(|(name, text)| (name, text.into())),
+            );
             files.push(("structures_plugin.h", HEADER.into()));
             files
         }

@@ -10,24 +10,7 @@
  */
 #include "structures_plugin.h"
 
-#include <math.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "json.h"
-
-#if defined(__x86_64__)
-#define ARCH "x86_64"
-#elif defined(__aarch64__)
-#define ARCH "aarch64"
-#elif defined(__riscv)
-#define ARCH "riscv64"
-#else
-#error "an architecture the host has a name for"
-#endif
+#include "support.h"
 
 /* Most rows of one call: the decode band. Also in DESCRIPTION. */
 #define ROWS 8
@@ -43,65 +26,6 @@ static const char DESCRIPTION[] =
     "\"variants\":{\"bias\":[\"none\",\"add\"],\"epilogue\":[\"none\"],\"in_dtype\":[\"bf16\"]},"
     "\"dtypes\":[\"f32\"],\"band\":{\"rows\":[1,8]},\"weight_format\":\"int8_per_channel\","
     "\"tolerance\":1e-4,\"precision_rank\":10,\"quantises\":true,\"concurrent\":true}]}";
-
-/* Answers. ---------------------------------------------------------------------------------- */
-
-/* Whoever makes bytes frees them: the host calls this, with the struct we filled. */
-static void release_bytes(structures_bytes *bytes)
-{
-    if (!bytes)
-        return;
-    free(bytes->ptr);
-    memset(bytes, 0, sizeof *bytes);
-}
-
-/* Owned bytes with a copy of the text; none when memory is short. */
-static structures_bytes own(const char *text)
-{
-    structures_bytes bytes = {0};
-    const size_t len = strlen(text);
-    bytes.ptr = malloc(len ? len : 1);
-    if (bytes.ptr) {
-        memcpy(bytes.ptr, text, len);
-        bytes.len = bytes.capacity = len;
-        bytes.release = release_bytes;
-    }
-    return bytes;
-}
-
-/* Fills the error and gives the status back. */
-#if defined(__GNUC__)
-__attribute__((format(printf, 4, 5)))
-#endif
-static structures_status
-no(structures_error *error, structures_status status, const char *code, const char *format, ...)
-{
-    if (error) {
-        char text[512];
-        va_list arguments;
-        va_start(arguments, format);
-        vsnprintf(text, sizeof text, format, arguments);
-        va_end(arguments);
-        error->code = own(code);
-        error->message = own(text);
-    }
-    return status;
-}
-
-static structures_status answer(structures_bytes *out, const char *text, structures_error *error)
-{
-    if (!out)
-        return no(error, STRUCTURES_STATUS_INVALID, "argument", "the out-parameter is null");
-    *out = own(text);
-    if (!out->ptr)
-        return no(error, STRUCTURES_STATUS_FAILED, "memory", "no memory for an answer");
-    return STRUCTURES_STATUS_OK;
-}
-
-static bool text_is(structures_str text, const char *wanted)
-{
-    return text.ptr && text.len == strlen(wanted) && memcmp(text.ptr, wanted, text.len) == 0;
-}
 
 /* The plugin. ------------------------------------------------------------------------------- */
 
@@ -130,13 +54,6 @@ open_plugin(const structures_host_vtable *host, void **out, structures_error *er
 static void close_plugin(void *p)
 {
     free(p);
-}
-
-/* Whether an axis is one of two values, or not mentioned. */
-static bool axis_in(json variant, const char *axis, const char *a, const char *b)
-{
-    json value;
-    return !json_member(variant, axis, &value) || json_is(value, a) || json_is(value, b);
 }
 
 /* Null when the form serves structure and variant; else the code that says why not. */
@@ -197,43 +114,6 @@ typedef struct form {
     float *bias;   /* [n], or null */
 } form;
 
-/* The weight of a slot; null when it is absent. */
-static const structures_tensor_view *weight(const structures_bind_args *args, const char *slot)
-{
-    for (size_t i = 0; i < args->n_weights; i++)
-        if (text_is(args->weight_names[i], slot) && args->weights[i].dtype != 0)
-            return &args->weights[i];
-    return NULL;
-}
-
-/* This host hands out f32 weights in its own memory, at any strides that memory can have. */
-static bool readable(const structures_tensor_view *view, uint32_t rank)
-{
-    if (view->dtype != STRUCTURES_DTYPE_F32 || view->rank != rank || view->device != 0 ||
-        !view->data || (uintptr_t)view->data % sizeof(float) != 0)
-        return false;
-    for (uint32_t d = 0; d < rank; d++) {
-        const int64_t dim = view->dims[d], limit = INT64_MAX / 64;
-        if (dim < 1 || dim > INT32_MAX || view->strides[d] > limit / dim ||
-            view->strides[d] < -limit / dim)
-            return false;
-    }
-    return true;
-}
-
-/* The host's definition of int8: max(amax / 127, 1e-8), half to even, -128 unused, NaN is 0. */
-static void quantise(const float *values, size_t k, int8_t *codes, float *scale)
-{
-    float amax = 0;
-    for (size_t i = 0; i < k; i++)
-        amax = fmaxf(amax, fabsf(values[i]));
-    *scale = fmaxf(amax / 127.0f, 1e-8f);
-    for (size_t i = 0; i < k; i++) {
-        const float code = rintf(values[i] / *scale);
-        codes[i] = isnan(code) ? 0 : (int8_t)fminf(fmaxf(code, -127.0f), 127.0f);
-    }
-}
-
 static void release_form(void *instance)
 {
     form *f = instance;
@@ -255,11 +135,10 @@ static bool pack(form *f, const structures_tensor_view *w, const structures_tens
     const bool enough = channel && f->codes && f->scales && (!b || f->bias);
     for (size_t c = 0; enough && c < f->n; c++) {
         for (size_t i = 0; i < f->k; i++)
-            channel[i] = ((const float *)w->data)[(int64_t)i * w->strides[0] +
-                                                  (int64_t)c * w->strides[1]];
+            channel[i] = element(w, (int64_t)i * w->strides[0] + (int64_t)c * w->strides[1]);
         quantise(channel, f->k, f->codes + c * f->k, &f->scales[c]);
         if (b)
-            f->bias[c] = ((const float *)b->data)[(int64_t)c * b->strides[0]];
+            f->bias[c] = element(b, (int64_t)c * b->strides[0]);
     }
     free(channel);
     return enough;
@@ -296,8 +175,9 @@ bind(void *p, const structures_bind_args *args, void **out, structures_error *er
         b = NULL;
     if (!readable(w, 2) || (b && !readable(b, 1)))
         return no(error, STRUCTURES_STATUS_REFUSED, "view_dtype",
-                  "expected f32 weights in host memory, `w` of rank 2 and `b` of rank 1");
-    if (w->dims[0] > INT64_MAX / 8 / w->dims[1] || (b && b->dims[0] != w->dims[1]))
+                  "expected f32 or bf16 host weights, `w` of rank 2 and `b` of rank 1");
+    if (w->dims[0] < 1 || w->dims[1] < 1 || w->dims[0] > INT32_MAX || w->dims[1] > INT32_MAX ||
+        (b && b->dims[0] != w->dims[1]))
         return no(error, STRUCTURES_STATUS_REFUSED, "dims_inconsistent", "w [%lld, %lld], b [%lld]",
                   (long long)w->dims[0], (long long)w->dims[1], b ? (long long)b->dims[0] : 0LL);
 

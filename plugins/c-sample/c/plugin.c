@@ -11,24 +11,7 @@
  */
 #include "structures_plugin.h"
 
-#include <math.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "json.h"
-
-#if defined(__x86_64__)
-#define ARCH "x86_64"
-#elif defined(__aarch64__)
-#define ARCH "aarch64"
-#elif defined(__riscv)
-#define ARCH "riscv64"
-#else
-#error "an architecture the host has a name for"
-#endif
+#include "support.h"
 
 /* Rows that the int8 form serves; the f32 form serves any number. */
 #define INT8_ROWS 8
@@ -52,64 +35,6 @@ static const char DESCRIPTION[] =
     FORM("f32", "none", "", "none", "false", "0") ","
     FORM("w8a16_static", "w8a16_static", "\"rows\":[1,8]", "int8_per_channel", "true", "10")
     "]}";
-
-/* Answers. ---------------------------------------------------------------------------------- */
-
-/* Whoever makes bytes frees them: the host calls this, with the struct we filled. */
-static void release_bytes(structures_bytes *bytes)
-{
-    if (!bytes)
-        return;
-    free(bytes->ptr);
-    memset(bytes, 0, sizeof *bytes);
-}
-
-/* Owned bytes with a copy of the text; none when memory is short. */
-static structures_bytes own(const char *text, size_t len)
-{
-    structures_bytes bytes = {0};
-    bytes.ptr = malloc(len ? len : 1);
-    if (bytes.ptr) {
-        memcpy(bytes.ptr, text, len);
-        bytes.len = bytes.capacity = len;
-        bytes.release = release_bytes;
-    }
-    return bytes;
-}
-
-/* Fills the error and gives the status back. */
-#if defined(__GNUC__)
-__attribute__((format(printf, 4, 5)))
-#endif
-static structures_status
-no(structures_error *error, structures_status status, const char *code, const char *format, ...)
-{
-    if (error) {
-        char text[512];
-        va_list arguments;
-        va_start(arguments, format);
-        vsnprintf(text, sizeof text, format, arguments);
-        va_end(arguments);
-        error->code = own(code, strlen(code));
-        error->message = own(text, strlen(text));
-    }
-    return status;
-}
-
-static structures_status answer(structures_bytes *out, const char *text, structures_error *error)
-{
-    if (!out)
-        return no(error, STRUCTURES_STATUS_INVALID, "argument", "the out-parameter is null");
-    *out = own(text, strlen(text));
-    if (!out->ptr)
-        return no(error, STRUCTURES_STATUS_FAILED, "memory", "no memory for an answer");
-    return STRUCTURES_STATUS_OK;
-}
-
-static bool text_is(structures_str text, const char *wanted)
-{
-    return text.len > 0 && text.len == strlen(wanted) && memcmp(text.ptr, wanted, text.len) == 0;
-}
 
 /* The plugin. ------------------------------------------------------------------------------- */
 
@@ -148,13 +73,6 @@ open_plugin(const structures_host_vtable *host, void **out, structures_error *er
 static void close_plugin(void *p)
 {
     free(p);
-}
-
-/* Whether an axis has one of two values, or none. */
-static bool axis_in(json variant, const char *axis, const char *a, const char *b)
-{
-    json value;
-    return !json_member(variant, axis, &value) || json_is(value, a) || json_is(value, b);
 }
 
 /* Null when the forms serve structure and variant; else the code that says why not. */
@@ -207,73 +125,6 @@ static structures_status probe(void *p, structures_str name, uint32_t device, st
 }
 
 /* Binding. ---------------------------------------------------------------------------------- */
-
-/* The weight of a slot; null when it is absent. */
-static const structures_tensor_view *weight(const structures_bind_args *args, const char *slot)
-{
-    for (size_t i = 0; i < args->n_weights; i++)
-        if (text_is(args->weight_names[i], slot) && args->weights[i].dtype != 0)
-            return &args->weights[i];
-    return NULL;
-}
-
-/* One element of a host view of f32 or bf16; offset in elements. */
-static float element(const structures_tensor_view *view, int64_t offset)
-{
-    float value;
-    if (view->dtype == STRUCTURES_DTYPE_F32) {
-        memcpy(&value, (const char *)view->data + offset * 4, sizeof value);
-    } else {
-        uint16_t half;
-        memcpy(&half, (const char *)view->data + offset * 2, sizeof half);
-        uint32_t bits = (uint32_t)half << 16;
-        memcpy(&value, &bits, sizeof value);
-    }
-    return value;
-}
-
-/* Whether rank, sizes and strides are ones that memory can have: no sum or product below overflows. */
-static bool sane(const structures_tensor_view *view)
-{
-    const int64_t limit = INT64_MAX / 16;
-    int64_t count = 1, reach = 0;
-    if (view->rank > STRUCTURES_MAX_RANK)
-        return false;
-    for (uint32_t d = 0; d < view->rank; d++) {
-        const int64_t dim = view->dims[d], stride = view->strides[d];
-        if (dim < 0 || (dim > 0 && count > limit / dim))
-            return false;
-        count *= dim;
-        if (dim <= 1 || stride == 0)
-            continue;
-        if (stride > limit || stride < -limit)
-            return false;
-        const int64_t step = stride < 0 ? -stride : stride;
-        if (dim - 1 > (limit - reach) / step)
-            return false;
-        reach += (dim - 1) * step;
-    }
-    return true;
-}
-
-static bool readable(const structures_tensor_view *view, uint32_t rank)
-{
-    const bool known = view->dtype == STRUCTURES_DTYPE_F32 || view->dtype == STRUCTURES_DTYPE_BF16;
-    return known && view->rank == rank && view->device == 0 && view->data && sane(view);
-}
-
-/* The host's definition: max(amax / 127, 1e-8), half to even, -128 unused, NaN is 0. */
-static void quantise(const float *values, size_t k, int8_t *codes, float *scale)
-{
-    float amax = 0;
-    for (size_t i = 0; i < k; i++)
-        amax = fmaxf(amax, fabsf(values[i]));
-    *scale = fmaxf(amax / 127.0f, 1e-8f);
-    for (size_t i = 0; i < k; i++) {
-        float code = rintf(values[i] / *scale);
-        codes[i] = isnan(code) ? 0 : (int8_t)fminf(fmaxf(code, -127.0f), 127.0f);
-    }
-}
 
 static void release_form(void *instance)
 {
