@@ -243,7 +243,7 @@ regions:
         };
         let placed = place(FUSED);
         assert_eq!(placed.len(), 2);
-        let spec = catalog.get("decoder_ffn").unwrap();
+        let spec = catalog.get(&placed[0].structure).unwrap();
         let graph = fused_graph();
         for one in &placed {
             let seam = seam(spec, &fused_tree(), one).unwrap();
