@@ -519,6 +519,7 @@ impl Seeded {
             &statistics,
             &params,
             rows,
+            &crate::adopt::Blocks::new(),
         )?;
         let bound = match bound {
             Ok(b) => Loaded(b),
