@@ -115,7 +115,7 @@ fn gguf(dir: &Path, kind: impl Fn(&str) -> GgmlDType) -> PathBuf {
 struct Raw(String, &'static str, Vec<usize>, Vec<u8>);
 
 fn save(path: &Path, tensors: &[Raw]) {
-    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::<u8>::new());
     for Raw(name, dtype, dims, bytes) in tensors {
         let from = data.len();
         data.extend(bytes);
