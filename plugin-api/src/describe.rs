@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::abi::API_VERSION;
+use crate::formats::BlockFormat;
 use crate::sdk::Failure;
 
 /// Value of [`Description::schema`].
@@ -74,6 +75,10 @@ pub struct FormDecl {
     pub band: Band,
     /// Format the weights are rounded through, for the bind-parity reference.
     pub weight_format: WeightFormat,
+    /// Packed formats of checkpoints whose rows it takes as they are, in any rank-2 slot; the host
+    /// hands them over only where it was told to adopt them. Empty: f32 and bf16 views alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub packed: Vec<BlockFormat>,
     /// Slots whose weights share one per-tensor scale, each list one group; a trailing `*` stands
     /// for any index (`w_*`). A slot in no group has a scale of its own. Read by the host's
     /// bind-parity reference.
@@ -288,6 +293,21 @@ pub struct BindParams {
     /// Parameters of the scheme's route (`alpha`, `clamp`, ...); empty where it has none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub scheme: BTreeMap<String, serde_json::Value>,
+    /// Slots that hold packed rows of the checkpoint. Their view is `u8`, `[N, bytes of a row]`,
+    /// row-major, one row an output channel; the dims they stand for are here.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub packed: BTreeMap<String, PackedSlot>,
+}
+
+/// A slot that holds packed rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackedSlot {
+    /// How a row is stored.
+    pub format: BlockFormat,
+    /// Output channels.
+    pub n: u64,
+    /// Inputs of a channel.
+    pub k: u64,
 }
 
 impl Description {
@@ -351,6 +371,7 @@ impl FormDecl {
             statistics: Vec::new(),
             band: Band::default(),
             weight_format: WeightFormat::None,
+            packed: Vec::new(),
             scale_groups: Vec::new(),
             activation_format: none_text(),
             balances: false,

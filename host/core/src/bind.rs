@@ -16,10 +16,11 @@ use structures_loader::{
     row_capacity, BindSpec, BoundForm, HostTensor, HostTensorMut, Plugin, PluginError, StatusKind,
 };
 use structures_plugin_api::abi;
-use structures_plugin_api::describe::{BindParams, FormDecl, ProbeShapes};
+use structures_plugin_api::describe::{BindParams, FormDecl, PackedSlot, ProbeShapes};
 use structures_plugin_api::formats::Balance;
 use structures_seams::{LocatedSpan, SlotWeight};
 
+use crate::adopt::Blocks;
 use crate::choose::{variant_of, Choice};
 use crate::error::Error;
 use crate::receipt::{RefusalNote, SeatNote};
@@ -62,6 +63,8 @@ pub struct Bench<'a> {
     pub on_guard_fail: OnGuardFail,
     /// Parameters of the scheme's route, for the form.
     pub scheme: &'a BTreeMap<String, serde_json::Value>,
+    /// Slots handed over as the packed rows they are stored in; none but when adopting.
+    pub blocks: &'a Blocks,
 }
 
 impl Bench<'_> {
@@ -142,6 +145,7 @@ impl Bench<'_> {
             outputs: present(&span.outputs).map(|(n, _)| n.to_string()).collect(),
             states: span.states.iter().map(|(n, _)| n.clone()).collect(),
             scheme: self.scheme.clone(),
+            packed: packed_slots(self.blocks),
         };
         let balance = match Balance::from_params(|name| self.scheme.get(name)) {
             Ok(balance) => balance,
@@ -155,6 +159,7 @@ impl Bench<'_> {
             &statistics,
             &params,
             capacity,
+            self.blocks,
         ) {
             Ok(Ok(b)) => b,
             Ok(Err(e)) => return refuse("bind", &e.code, e.message, crashed(e.kind)),
@@ -230,6 +235,11 @@ impl Bench<'_> {
                 dims: params.dims,
                 statistics,
                 scheme: params.scheme,
+                packed: params
+                    .packed
+                    .iter()
+                    .map(|(slot, p)| (slot.clone(), p.format.name().to_string()))
+                    .collect(),
                 row_capacity: capacity as usize,
                 median_rows: median(rows),
                 note: site.notes.clone(),
@@ -314,7 +324,11 @@ impl Bench<'_> {
     }
 
     /// The span's weights in slot dims; strides tell the stored order, nothing is copied.
-    fn weights(&self, spec: &Spec, span: &LocatedSpan) -> Result<Vec<NamedWeight>, Error> {
+    pub(crate) fn weights(
+        &self,
+        spec: &Spec,
+        span: &LocatedSpan,
+    ) -> Result<Vec<NamedWeight>, Error> {
         let mut out = Vec::with_capacity(span.weights.len());
         for (name, source) in &span.weights {
             let slot = slot_of(spec, name).ok_or_else(|| {
@@ -374,7 +388,8 @@ impl Bench<'_> {
     }
 }
 
-/// Hands everything over as views. The outer result is the host's failure, the inner one the plugin's.
+/// Hands everything over as views, packed slots as their rows. The outer result is the host's failure, the inner one the plugin's.
+#[allow(clippy::too_many_arguments)] // one for each part of the interface's own request
 pub(crate) fn bind_form(
     plugin: &Plugin,
     form: &str,
@@ -383,6 +398,7 @@ pub(crate) fn bind_form(
     statistics: &BTreeMap<String, Vec<f32>>,
     params: &BindParams,
     capacity: u64,
+    blocks: &Blocks,
 ) -> Result<Result<BoundForm, PluginError>, Error> {
     let guards: Vec<_> = weights
         .iter()
@@ -390,6 +406,11 @@ pub(crate) fn bind_form(
         .collect();
     let mut named = Vec::with_capacity(guards.len());
     for (weight, (storage, layout)) in &guards {
+        if let Some(packed) = blocks.get(&weight.name) {
+            let view = HostTensor::new(&packed.rows, &[packed.n, packed.width()])?;
+            named.push((weight.name.as_str(), view));
+            continue;
+        }
         let Storage::Cpu(CpuStorage::F32(data)) = &**storage else {
             return Err(Error::invalid("weights_not_on_device", weight.name.clone()));
         };
@@ -418,6 +439,18 @@ pub(crate) fn bind_form(
         params,
         contract: row_capacity(abi::DType::F32, capacity),
     }))
+}
+
+fn packed_slots(blocks: &Blocks) -> BTreeMap<String, PackedSlot> {
+    let slot = |(name, packed): (&String, &structures_models::PackedWeight)| {
+        let slot = PackedSlot {
+            format: packed.format,
+            n: packed.n as u64,
+            k: packed.k as u64,
+        };
+        (name.clone(), slot)
+    };
+    blocks.iter().map(slot).collect()
 }
 
 /// A loaded form as a seat sees it.
@@ -475,7 +508,7 @@ fn statistic_name(s: &structures_plugin_api::describe::StatisticDecl) -> String 
     format!("{}|{}|{}", s.point, s.statistic, s.granularity)
 }
 
-fn failed(e: candle_core::Error) -> Error {
+pub(crate) fn failed(e: candle_core::Error) -> Error {
     Error::Graph(structures_graph::GraphError::Kernel {
         op: "bind".into(),
         at: "weights".into(),

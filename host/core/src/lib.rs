@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod adopt;
 pub mod attach;
 pub mod bind;
 mod bound_seam;

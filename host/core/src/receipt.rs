@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+use crate::adopt::Adopted;
 use crate::decisions::Resolved;
 use crate::gates::Metrics;
 use crate::ledger::LedgerSummary;
@@ -58,6 +59,9 @@ pub struct Receipt {
     pub refused: Vec<RefusalNote>,
     /// Seams the scheme or an owner keeps on the host.
     pub kept_host: Vec<RefusalNote>,
+    /// Packed weights taken over at load time, which every arm ran with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adopted: Option<Adopted>,
     /// Negotiated wires.
     pub negotiated: Vec<Json>,
     /// Units in the order they were judged.
@@ -76,6 +80,14 @@ pub struct Receipt {
     pub precision_spec: PrecisionSpec,
     /// sha256 of the record without this field.
     pub digest: String,
+}
+
+impl Receipt {
+    /// Every seat to bind again: what was adopted, then what was judged.
+    pub fn bound(&self) -> impl Iterator<Item = &SeatNote> {
+        let adopted = self.adopted.iter().flat_map(|a| &a.seats);
+        adopted.chain(&self.seats)
+    }
 }
 
 /// What was loaded.
@@ -160,7 +172,7 @@ pub struct RefusalNote {
     pub path: String,
     /// Structure.
     pub structure: String,
-    /// `discover`, `locate`, `scheme`, `ownership`, `choose`, `probe`, `bind`.
+    /// `discover`, `locate`, `scheme`, `ownership`, `choose`, `probe`, `bind`, `adopt`.
     pub stage: String,
     /// Stable code.
     pub code: String,
@@ -265,6 +277,9 @@ pub struct SeatNote {
     /// Parameters of the scheme's route.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub scheme: BTreeMap<String, Json>,
+    /// Slots that were handed over as packed rows -> their format.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub packed: BTreeMap<String, String>,
     /// Row capacity bound.
     pub row_capacity: usize,
     /// Median of the rows observed here under the workload.

@@ -1,4 +1,4 @@
-//! Binding again exactly what a receipt activated, or refusing with what is different.
+//! Binding again exactly what a receipt adopted and activated, or refusing with what is different.
 //!
 //! A receipt holds the seats, the statistics they were bound with, and the digests of plugins, specs and checkpoint.
 //! Nothing is judged again; anything that differs is a refusal, never a guess.
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use structures_graph::session::Plan;
 
-use crate::attach::{nothing, span_contents};
+use crate::attach::{nothing, read_packed, span_contents};
 use crate::bind::Bench;
 use crate::choose::qualify;
 use crate::error::Error;
@@ -51,7 +51,7 @@ pub fn replay(
     let forms = host.forms();
     let mut installs = Vec::new();
     let mut seats = Vec::new();
-    for note in &receipt.seats {
+    for note in receipt.bound() {
         let different = |what: &str| {
             Error::refused(
                 "receipt_mismatch",
@@ -91,12 +91,19 @@ pub fn replay(
             .plugin(choice.plugin)
             .ok_or_else(|| different("the plugin is not loaded"))?;
         let calibration = statistics_of(note);
+        let blocks = read_packed(model, &site.spans[span], &note.packed)?;
+        if blocks.len() != note.packed.len() {
+            return Err(different(
+                "the checkpoint does not store its slots packed as then",
+            ));
+        }
         let bench = Bench {
             session: model.session(),
             calibration: &calibration,
             contents: &contents,
             on_guard_fail,
             scheme: &note.scheme,
+            blocks: &blocks,
         };
         let bound = bench
             .bind(site, span, choice, plugin, &bound_rows)
@@ -134,7 +141,7 @@ fn check(host: &Host, model: &Loaded, receipt: &Receipt) -> Result<(), Error> {
     for note in receipt
         .plugins
         .iter()
-        .filter(|p| receipt.seats.iter().any(|s| s.plugin == p.id))
+        .filter(|p| receipt.bound().any(|s| s.plugin == p.id))
     {
         match host.registry.plugin(&note.id) {
             None => {
@@ -155,7 +162,7 @@ fn check(host: &Host, model: &Loaded, receipt: &Receipt) -> Result<(), Error> {
             Some(_) => {}
         }
     }
-    for seat in &receipt.seats {
+    for seat in receipt.bound() {
         let key = format!("{}@{}", seat.structure, seat.version);
         let Ok(spec) = host.catalog.get_version(&seat.structure, seat.version) else {
             return differs(format!(

@@ -2,13 +2,16 @@
 
 use structures_plugin_api::describe::{FormDecl, StatisticDecl, WeightFormat};
 
+use structures_plugin_api::formats::BlockFormat;
+
 use crate::boundary::Boundary;
 use crate::forms::Leaf;
 
 /// A number format of weights and activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// As given: weights and activations widened to f32.
+    /// As given: weights and activations widened to f32, packed rows of a checkpoint where they are
+    /// used.
     F32,
     /// bf16 weights, activations rounded to bf16 where a product reads them; sums in f32.
     Bf16,
@@ -152,6 +155,9 @@ impl Format {
             .map(|(axis, values)| ((*axis).to_string(), owned(values)))
             .collect();
         decl.weight_format = row.weights;
+        if leaf.packed && self == Format::F32 {
+            decl.packed = BlockFormat::ALL.to_vec();
+        }
         (decl.precision_rank, decl.tolerance) = (row.rank, row.tolerance);
         decl.quantises = !matches!(row.weights, WeightFormat::None | WeightFormat::Bf16);
         decl.rounds = (row.weights == WeightFormat::Bf16).then(|| "bf16".into());

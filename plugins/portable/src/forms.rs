@@ -35,6 +35,8 @@ pub struct Leaf {
     pub spans: &'static [&'static str],
     /// Formats it is executed in, unquantised first.
     pub formats: &'static [Format],
+    /// Whether its unquantised form takes packed rows of a checkpoint as they are.
+    pub packed: bool,
     /// Points whose activations a quantising format rounds.
     pub points: &'static [&'static str],
     /// Points whose content is bound, whatever the format.
@@ -62,6 +64,7 @@ impl Leaf {
             versions: &[1],
             spans,
             formats: &[Format::F32],
+            packed: false,
             points: &[],
             points_under: &[],
             content: &[],

@@ -7,7 +7,7 @@
 use structures_plugin_api::formats::{
     e4m3_to_f32, f32_to_e4m3_saturating, fp8_scale, ActivationRounding, Balance,
 };
-use structures_plugin_api::sdk::{BindRequest, Failure, Host, Tensor};
+use structures_plugin_api::sdk::{BindRequest, Failure, Host, Weight};
 
 use crate::format::Format;
 use crate::packed::Packed;
@@ -44,10 +44,10 @@ enum Activation {
 impl Linear {
     /// Packs weights of dims `[K, N_i]` as one; `point` is where the activation's statistic was
     /// taken. An empty one is none: what the product reads is no point, and is taken as it comes.
-    pub fn bind(
+    pub fn bind<'a, W: Copy + Into<Weight<'a>>>(
         host: &Host,
         format: Format,
-        parts: &[Tensor<'_>],
+        parts: &[W],
         request: &BindRequest<'_>,
         point: &str,
     ) -> Result<Self, Failure> {
@@ -203,6 +203,7 @@ mod tests {
     use super::*;
     use crate::testing::{channel_amax, noise, request_with_amax, transposed};
     use structures_plugin_api::formats::{amax, round_weight, WeightMatrix};
+    use structures_plugin_api::sdk::Tensor;
 
     /// The product in f64, on weights and activations rounded as the format says.
     fn expected(format: Format, w: &[f32], x: &[f32], n: usize, k: usize) -> Vec<f64> {

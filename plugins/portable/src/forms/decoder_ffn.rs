@@ -17,6 +17,7 @@ use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
     formats: &Format::ALL,
+    packed: true,
     points: &["x_after_norm", "act_after_mul"],
     scale_groups: &[&["w_gate", "w_up"]],
     variants: &[
@@ -53,14 +54,19 @@ fn bind(
     format: Format,
     request: &BindRequest<'_>,
 ) -> Result<Box<dyn BoundForm>, Failure> {
-    let gate = request.required_weight("w_gate")?;
-    let [d, f] = *gate.dims() else {
-        let text = format!("w_gate has dims {:?}, expected [D, F]", gate.dims());
-        return Err(Failure::refused("dims_inconsistent", text));
+    let gate = request.required_product_weight("w_gate")?;
+    let [d, f] = gate.dims()?;
+    let of_dims = |slot: &str, dims: [usize; 2]| {
+        let weight = request.required_product_weight(slot)?;
+        match weight.dims()? {
+            found if found == dims => Ok(weight),
+            found => {
+                let text = format!("slot `{slot}` has dims {found:?}, expected {dims:?}");
+                Err(Failure::refused("dims_inconsistent", text))
+            }
+        }
     };
-    let (d, f) = (d as usize, f as usize);
-    let up = request.weight_of_dims("w_up", &[d, f])?;
-    let down = request.weight_of_dims("w_down", &[f, d])?;
+    let (up, down) = (of_dims("w_up", [d, f])?, of_dims("w_down", [f, d])?);
     let (inputs, outputs) = (&request.params.inputs, &request.params.outputs);
     let (block, input, output) = match request.span {
         "block" => (Some(Block::bind(request, d)?), "x", "out"),

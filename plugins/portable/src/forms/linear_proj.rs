@@ -25,6 +25,7 @@ pub const LEAF: Leaf = Leaf {
         Format::Nvfp4Dynamic,
         Format::Nvfp4Balance,
     ],
+    packed: true,
     points: &["x"],
     // `bf16` is the axis' word for "the boundary dtype"; wires are not consumed here.
     variants: &[
@@ -57,7 +58,7 @@ fn bind(
     format: Format,
     request: &BindRequest<'_>,
 ) -> Result<Box<dyn BoundForm>, Failure> {
-    let weight = request.required_weight("w")?;
+    let weight = request.required_product_weight("w")?;
     let linear = Linear::bind(&shared.host, format, &[weight], request, "x")?;
     // Without the axis a bias is added where there is one.
     let bias = match request.params.variant.get("bias").map(String::as_str) {

@@ -23,6 +23,7 @@ pub const LEAF: Leaf = Leaf {
         Format::Fp8Static,
         Format::Nvfp4Balance,
     ],
+    packed: true,
     points: &["x"],
     scale_groups: &[&["w_*"]],
     // `bf16_fused_quant` is the axis' word for "as it comes"; an input that is already quantised is a
@@ -57,9 +58,9 @@ fn bind(
     let mut weights = Vec::new();
     let mut siblings: Vec<Sibling> = Vec::new();
     let mut first = 0;
-    while let Some(weight) = request.weight(&format!("w_{}", siblings.len())) {
+    while let Some(weight) = request.product_weight(&format!("w_{}", siblings.len()))? {
         let i = siblings.len();
-        let (channels, slot) = (weight.cols(), format!("b_{i}"));
+        let ([_, channels], slot) = (weight.dims()?, format!("b_{i}"));
         let bias = match request.weight(&slot) {
             Some(_) => Some(request.weight_of_dims(&slot, &[channels])?.to_f32_vec()?),
             None => None,
