@@ -11,6 +11,7 @@
 pub mod attach;
 pub mod bind;
 mod bound_seam;
+pub mod chain;
 pub mod choose;
 pub mod decisions;
 pub mod digest;
@@ -34,6 +35,7 @@ pub mod sites;
 pub mod stats;
 pub mod trial;
 pub mod verify;
+pub mod wires;
 pub mod workload;
 
 pub use error::Error;

@@ -509,6 +509,7 @@ impl Seeded {
             outputs: self.outputs.clone(),
             states: Vec::new(),
             scheme: BTreeMap::new(),
+            wires: BTreeMap::new(),
         };
         let bound = bind_form(
             plugin,

@@ -121,6 +121,7 @@ pub fn run(form: &str, case: &Case, swapped: bool) -> Result<Vec<Vec<f32>>, Fail
         outputs: case.outputs.iter().map(|(name, _)| name.clone()).collect(),
         states: Vec::new(),
         scheme: BTreeMap::new(),
+        wires: BTreeMap::new(),
     };
     let stored: Vec<Stored> = case
         .weights
