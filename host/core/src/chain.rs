@@ -346,3 +346,166 @@ impl SpanRunner for Chain {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seat::{Admission, Rows};
+    use structures_graph::Dim;
+
+    const WIDTH: usize = 4;
+
+    /// Sends its input as codes under scale 1.
+    struct Sends;
+    /// Reads codes under scale 1; fails when it meets NaN.
+    struct Reads;
+
+    impl WiredForm for Sends {
+        fn call(&self, inputs: &[Port<'_>], outputs: &mut [PortMut<'_>]) -> Result<(), CallFailure> {
+            let (Port::Values(x, _), PortMut::Codes(y, _)) = (inputs[0], &mut outputs[0]) else {
+                panic!("{inputs:?} {outputs:?}")
+            };
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = if x.is_nan() { NAN } else { f32_to_e4m3_saturating(*x) };
+            }
+            Ok(())
+        }
+    }
+
+    impl WiredForm for Reads {
+        fn call(&self, inputs: &[Port<'_>], outputs: &mut [PortMut<'_>]) -> Result<(), CallFailure> {
+            let (Port::Codes(x, dims), PortMut::Values(y, _)) = (inputs[0], &mut outputs[0]) else {
+                panic!("{inputs:?} {outputs:?}")
+            };
+            assert_eq!(dims.last(), Some(&WIDTH));
+            for (y, x) in y.iter_mut().zip(x) {
+                if *x == NAN {
+                    return Err(CallFailure {
+                        code: "failed".into(),
+                        message: "planted".into(),
+                        declined: false,
+                    });
+                }
+                *y = 2.0 * e4m3_to_f32(*x);
+            }
+            Ok(())
+        }
+    }
+
+    fn dims() -> Vec<Dim> {
+        vec![Dim::Symbol("T".into()), Dim::Size(WIDTH)]
+    }
+
+    fn seat(key: &str, mode: OnGuardFail) -> Arc<Seat> {
+        let admission = Admission {
+            width: WIDTH,
+            rows: Rows::Capacity(4),
+            band: Some((1, 4)),
+            concurrent: true,
+        };
+        Seat::new(key.into(), Box::new(Linked), admission, mode, vec![Some(dims())], vec![dims()])
+    }
+
+    fn chain(mode: OnGuardFail) -> Chain {
+        let half = |key, form: Arc<dyn WiredForm>| Half {
+            seat: seat(key, mode),
+            form,
+            port: 0,
+        };
+        Chain::new("chain:a+b".into(), half("a", Arc::new(Sends)), half("b", Arc::new(Reads)), 8)
+    }
+
+    fn x(rows: usize, value: f32) -> Vec<Option<Tensor>> {
+        let data = vec![value; rows * WIDTH];
+        vec![Some(Tensor::from_vec(data, (rows, WIDTH), &Device::Cpu).unwrap())]
+    }
+
+    fn counts(c: &Chain) -> [(u64, u64, u64, u64, bool); 2] {
+        c.seats().map(|s| {
+            let n = s.ledger.counts();
+            (n.calls, n.form_calls, n.band_dispatches, n.fallbacks, n.detached)
+        })
+    }
+
+    #[test]
+    fn a_served_call_hands_codes_over_and_counts_at_both() {
+        let c = chain(OnGuardFail::Fallback);
+        let SpanOutcome::Done(out) = c.run(&x(3, 1.06)).unwrap() else {
+            panic!("host ran")
+        };
+        // 1.06 is 1.0 in E4M3.
+        assert_eq!(out[0].flatten_all().unwrap().to_vec1::<f32>().unwrap(), vec![2.0; 12]);
+        assert_eq!(counts(&c), [(1, 1, 0, 0, false); 2]);
+    }
+
+    #[test]
+    fn rows_beyond_the_median_that_were_seen_are_planned() {
+        let c = chain(OnGuardFail::Fallback);
+        assert!(matches!(c.run(&x(8, 1.0)).unwrap(), SpanOutcome::Host));
+        assert_eq!(counts(&c), [(1, 0, 1, 0, false); 2]);
+        assert!(matches!(c.run(&x(4, 1.0)).unwrap(), SpanOutcome::Done(_)));
+    }
+
+    #[test]
+    fn b_151_b_279_one_call_out_of_contract_demotes_both() {
+        for bad in [x(9, 1.0), vec![Some(Tensor::ones((2, 5), DType::F32, &Device::Cpu).unwrap())]] {
+            let c = chain(OnGuardFail::Fallback);
+            assert!(matches!(c.run(&bad).unwrap(), SpanOutcome::Host));
+            assert_eq!(counts(&c), [(1, 0, 0, 1, true); 2]);
+            let [a, b] = c.seats().map(|s| s.ledger.counts().last_reason.unwrap());
+            assert!(a.starts_with("rt_") && b.starts_with("linked to `a`: rt_"), "{a} {b}");
+            // For good, and nothing is counted any more.
+            assert!(matches!(c.run(&x(2, 1.0)).unwrap(), SpanOutcome::Host));
+            assert_eq!(counts(&c), [(1, 0, 0, 1, true); 2]);
+        }
+    }
+
+    #[test]
+    fn b_151_a_form_that_fails_takes_its_partner_with_it() {
+        let c = chain(OnGuardFail::Fallback);
+        assert!(matches!(c.run(&x(2, f32::NAN)).unwrap(), SpanOutcome::Host));
+        assert_eq!(counts(&c), [(1, 0, 0, 1, true); 2]);
+        let reason = c.seats()[0].ledger.counts().last_reason.unwrap();
+        assert!(reason.starts_with("linked to `b`: failed"), "{reason}");
+    }
+
+    #[test]
+    fn b_276_a_strict_chain_ends_the_run_and_nothing_fell_back() {
+        let c = chain(OnGuardFail::Raise);
+        assert!(c.run(&x(9, 1.0)).is_err());
+        assert_eq!(counts(&c), [(1, 0, 0, 0, false); 2]);
+        assert!(c.run(&x(2, f32::NAN)).is_err());
+        assert_eq!(counts(&c), [(2, 0, 0, 0, true); 2]);
+    }
+
+    #[test]
+    fn b_152_b_275_a_form_off_its_wire_refuses() {
+        let failure = Linked.call(&[], &mut []).unwrap_err();
+        assert_eq!(failure.code, "wire_unlinked");
+        let strict = seat("a", OnGuardFail::Raise);
+        let error = strict.run(&x(2, 1.0)).unwrap_err().to_string();
+        assert!(error.contains("`a`") && error.contains("no equivalent"), "{error}");
+        let counts = strict.ledger.counts();
+        assert_eq!((counts.form_calls, counts.fallbacks), (0, 0));
+    }
+
+    #[test]
+    fn b_272_the_wire_is_read_as_codes_and_as_nothing_else() {
+        // The trial adapter shows a wired form as one of values, through the very codes.
+        let decoded = |form, end| Decoded {
+            form,
+            end,
+            scale: 0.5,
+        };
+        let data = [0.53_f32, -3.0, 1e9, 0.0];
+        let view = [Some((data.as_slice(), [1, WIDTH].as_slice()))];
+        let mut out = vec![(vec![f32::NAN; WIDTH + 3], vec![1, WIDTH])];
+        decoded(&Sends, End::Emits(0)).call(&view, &mut out).unwrap();
+        // The form's own scale is 1, the wire's 0.5.
+        assert_eq!(out[0].0[..WIDTH], [0.25, -1.5, 224.0, 0.0]);
+        assert!(out[0].0[WIDTH..].iter().all(|v| v.is_nan()), "the guard is untouched");
+        let mut out = vec![(vec![0.0; WIDTH], vec![1, WIDTH])];
+        decoded(&Reads, End::Accepts(0)).call(&view, &mut out).unwrap();
+        assert_eq!(out[0].0, [2.0, -12.0, 896.0, 0.0]);
+    }
+}
