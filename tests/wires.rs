@@ -63,7 +63,9 @@ fn attached(host: &Host, model: &Loaded, options: &Options) -> Attachment {
 fn run(model: &Loaded, plan: &Plan, n: u32) -> Vec<f32> {
     let runner = Runner::new(model.session(), n as usize);
     let tokens: Vec<u32> = (0..n).map(|t| (t * 29) % 250 + 1).collect();
-    let out = runner.step(plan, &tokens, 0, &mut runner.state(), None).unwrap();
+    let out = runner
+        .step(plan, &tokens, 0, &mut runner.state(), None)
+        .unwrap();
     out.flatten_all().unwrap().to_vec1::<f32>().unwrap()
 }
 
@@ -72,28 +74,53 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    let dot = |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum() };
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| f64::from(*a) * f64::from(*b))
+            .sum()
+    };
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
 #[test]
 fn look() {
     let (_dir, host) = host();
-    let model = blocks::model(&[Block::Plain, Block::SecondReader, Block::Rotated, Block::Regrouped, Block::QueryOnly, Block::Unowned]);
+    let model = blocks::model(&[
+        Block::Plain,
+        Block::SecondReader,
+        Block::Rotated,
+        Block::Regrouped,
+        Block::QueryOnly,
+        Block::Unowned,
+    ]);
     let survey = host.survey(&model, &[]).unwrap();
     for s in &survey.sites {
-        println!("{} {:?}", s.id(), s.spans.iter().map(|s| s.name.clone()).collect::<Vec<_>>());
+        println!(
+            "{} {:?}",
+            s.id(),
+            s.spans.iter().map(|s| s.name.clone()).collect::<Vec<_>>()
+        );
     }
     for r in &survey.refused {
         println!("REF {} {} {} {}", r.path, r.structure, r.code, r.reason);
     }
     let a = attached(&host, &model, &options("fp8_static"));
     for u in &a.receipt.units {
-        println!("UNIT {} {} {} {:?} {:?} {:?}", u.name, u.form, u.outcome, u.code, u.reason, u.metrics);
+        println!(
+            "UNIT {} {} {} {:?} {:?} {:?}",
+            u.name, u.form, u.outcome, u.code, u.reason, u.metrics
+        );
     }
-    println!("{}", serde_json::to_string_pretty(&a.receipt.negotiated).unwrap());
+    println!(
+        "{}",
+        serde_json::to_string_pretty(&a.receipt.negotiated).unwrap()
+    );
     for r in a.receipt.refused.iter().chain(&a.receipt.kept_host) {
-        println!("R {} {} {} {} {}", r.path, r.structure, r.stage, r.code, r.reason);
+        println!(
+            "R {} {} {} {} {}",
+            r.path, r.structure, r.stage, r.code, r.reason
+        );
     }
     let host_out = run(&model, &model.session().host_plan(), 12);
     println!("cos {}", cosine(&host_out, &run(&model, &a.plan, 12)));
@@ -103,12 +130,18 @@ fn look() {
 }
 
 fn wire_refusals(a: &Attachment) -> Vec<&RefusalNote> {
-    a.receipt.refused.iter().filter(|r| r.stage == "wires").collect()
+    a.receipt
+        .refused
+        .iter()
+        .filter(|r| r.stage == "wires")
+        .collect()
 }
 
 fn seat_keys(a: &Attachment, wired: bool) -> Vec<String> {
     let notes = a.receipt.seats.iter().filter(|n| n.wire.is_some() == wired);
-    notes.map(|n| format!("{}:{}", n.structure, n.key)).collect()
+    notes
+        .map(|n| format!("{}:{}", n.structure, n.key))
+        .collect()
 }
 
 /// Every kind of block at once: who is paired, who is not, and the edge that forbids it.
@@ -134,22 +167,48 @@ fn b_140_b_141_b_145_b_148_pairs_are_facts_of_the_graph() {
         ("blocks.4.input_layernorm", "blocks.4.self_attn.q_proj"),
         ("blocks.4.post_attention_layernorm", "blocks.4.mlp"),
     ] {
-        assert!(pairs.contains(&format!("{from} -> {to}")), "{from} -> {to}: {pairs:#?}");
+        assert!(
+            pairs.contains(&format!("{from} -> {to}")),
+            "{from} -> {to}: {pairs:#?}"
+        );
     }
     assert_eq!(pairs.len(), 8, "{pairs:#?}");
     let refused = wire_refusals(&a);
     for (path, code, facts) in [
-        ("blocks.1.input_layernorm", "wire_second_reader", ["blocks.1.twice", "add"]),
-        ("blocks.2.input_layernorm", "wire_not_direct", ["rope", "turned"]),
-        ("blocks.5.input_layernorm", "wire_no_owner", ["blocks.5.self_attn", "owns"]),
-        ("blocks.5.post_attention_layernorm", "wire_no_owner", ["blocks.5.mlp", "owns"]),
+        (
+            "blocks.1.input_layernorm",
+            "wire_second_reader",
+            ["blocks.1.twice", "add"],
+        ),
+        (
+            "blocks.2.input_layernorm",
+            "wire_not_direct",
+            ["rope", "turned"],
+        ),
+        (
+            "blocks.5.input_layernorm",
+            "wire_no_owner",
+            ["blocks.5.self_attn", "owns"],
+        ),
+        (
+            "blocks.5.post_attention_layernorm",
+            "wire_no_owner",
+            ["blocks.5.mlp", "owns"],
+        ),
     ] {
         let row = refused.iter().find(|r| r.path == path);
         let row = row.unwrap_or_else(|| panic!("{path}: {refused:#?}"));
         assert_eq!(row.code, code, "{row:?}");
-        assert!(facts.iter().all(|f| row.reason.contains(f)), "{}", row.reason);
+        assert!(
+            facts.iter().all(|f| row.reason.contains(f)),
+            "{}",
+            row.reason
+        );
         // Whoever is not wired is bound by itself.
-        assert!(seat_keys(&a, false).iter().any(|k| k.ends_with(path)), "{path}");
+        assert!(
+            seat_keys(&a, false).iter().any(|k| k.ends_with(path)),
+            "{path}"
+        );
     }
 }
 
@@ -163,20 +222,46 @@ fn b_143_b_147_b_149_one_scale_one_unit_and_a_smoke() {
         ("chain:norm_fused+qkv_pack", "x"),
         ("chain:norm_fused+decoder_ffn", "x_after_norm"),
     ] {
-        let row = receipt["units"].as_array().unwrap().iter().find(|u| u["name"] == unit);
+        let row = receipt["units"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|u| u["name"] == unit);
         let row = row.unwrap_or_else(|| panic!("{unit}: {}", receipt["units"]));
-        assert_eq!((&row["outcome"], &row["seams"]), (&"activated".into(), &2.into()), "{row}");
+        assert_eq!(
+            (&row["outcome"], &row["seams"]),
+            (&"activated".into(), &2.into()),
+            "{row}"
+        );
         assert_eq!(row["form"], "f32+fp8_static");
-        let wire = a.receipt.negotiated.iter().find(|w| w.unit == unit).unwrap();
-        assert!(wire.active && wire.smoke >= 0.98 && wire.smoke < 1.0, "{wire:?}");
+        let wire = a
+            .receipt
+            .negotiated
+            .iter()
+            .find(|w| w.unit == unit)
+            .unwrap();
+        assert!(
+            wire.active && wire.smoke >= 0.98 && wire.smoke < 1.0,
+            "{wire:?}"
+        );
         assert_eq!(wire.scale, wire.amax / 448.0);
-        assert_eq!((wire.owner.as_str(), wire.format.as_str()), ("blocks.0", "fp8_e4m3"));
+        assert_eq!(
+            (wire.owner.as_str(), wire.format.as_str()),
+            ("blocks.0", "fp8_e4m3")
+        );
         let stat = |key: &str, port: &str| {
-            let seat = a.receipt.seats.iter().find(|n| n.key == key && n.wire.is_some());
+            let seat = a
+                .receipt
+                .seats
+                .iter()
+                .find(|n| n.key == key && n.wire.is_some());
             seat.unwrap().statistics[&format!("{port}|amax|tensor")].clone()
         };
         assert_eq!(wire.consumer.port, consumer);
-        assert_eq!(stat(&wire.producer.key, "y"), stat(&wire.consumer.key, consumer));
+        assert_eq!(
+            stat(&wire.producer.key, "y"),
+            stat(&wire.consumer.key, consumer)
+        );
         assert_eq!(stat(&wire.producer.key, "y"), [wire.amax]);
     }
     assert!(a.receipt.plugins.iter().any(|p| p.id == "portable"));
@@ -208,7 +293,8 @@ fn b_143_b_474_a_wired_pair_computes_bit_for_bit_what_its_forms_do_alone() {
         .iter()
         .map(|s| Pin::parse(&format!("{s}=portable")).unwrap())
         .collect();
-    let alone = structures::attach::auto_swaps(&host, &model, &samples(4, 12), &o, &Silent).unwrap();
+    let alone =
+        structures::attach::auto_swaps(&host, &model, &samples(4, 12), &o, &Silent).unwrap();
     let (a, b) = (run(&model, &wired.plan, 12), run(&model, &alone.plan, 12));
     assert_eq!(bits(&a), bits(&b));
 }
@@ -218,7 +304,9 @@ fn b_142_too_many_rows_or_no_scale_form_no_pair() {
     let (_dir, host) = host();
     let model = blocks::model(&[Block::Plain]);
     let mut o = options("fp8_static");
-    o.structures = ["norm_fused", "qkv_pack", "decoder_block"].map(String::from).into();
+    o.structures = ["norm_fused", "qkv_pack", "decoder_block"]
+        .map(String::from)
+        .into();
     let long = attach(&host, &model, &samples(4, 257), &o, &Silent).unwrap();
     let refused = wire_refusals(&long);
     assert_eq!(refused.len(), 1, "{refused:#?}");
@@ -238,12 +326,16 @@ fn b_144_b_149_a_pair_that_fails_is_one_refusal_and_two_seats() {
     let (_dir, host) = host();
     let model = blocks::model(&[Block::Plain]);
     let mut o = options("fp8_static");
-    o.structures = ["norm_fused", "qkv_pack", "decoder_block"].map(String::from).into();
+    o.structures = ["norm_fused", "qkv_pack", "decoder_block"]
+        .map(String::from)
+        .into();
     let sample = |tokens: Vec<u32>| Sample {
         tokens,
         origin: "made".into(),
     };
-    let mut all: Vec<Sample> = (0..3).map(|i| sample((1..13).map(|t| t + 13 * i).collect())).collect();
+    let mut all: Vec<Sample> = (0..3)
+        .map(|i| sample((1..13).map(|t| t + 13 * i).collect()))
+        .collect();
     all.push(sample((0..12).map(|t| blocks::SPIKE + t % 4).collect()));
     let samples = Samples::new("made", all).unwrap();
     let a = attach(&host, &model, &samples, &o, &Silent).unwrap();
@@ -254,7 +346,10 @@ fn b_144_b_149_a_pair_that_fails_is_one_refusal_and_two_seats() {
     assert!(refused[0].reason.contains("0.98") && refused[0].reason.contains("by themselves"));
     assert!(a.receipt.negotiated.is_empty() && seat_keys(&a, true).is_empty());
     let alone = seat_keys(&a, false);
-    for key in ["norm_fused:blocks.0.input_layernorm", "qkv_pack:blocks.0.self_attn"] {
+    for key in [
+        "norm_fused:blocks.0.input_layernorm",
+        "qkv_pack:blocks.0.self_attn",
+    ] {
         assert!(alone.contains(&key.to_string()), "{alone:?}");
     }
 }
@@ -264,7 +359,9 @@ fn b_151_b_279_one_call_too_long_gives_both_back_exactly() {
     let (_dir, host) = host();
     let model = blocks::model(&[Block::Plain]);
     let mut o = options("fp8_static");
-    o.structures = ["norm_fused", "qkv_pack", "decoder_block"].map(String::from).into();
+    o.structures = ["norm_fused", "qkv_pack", "decoder_block"]
+        .map(String::from)
+        .into();
     o.pins = vec![Pin::parse("decoder_block=portable").unwrap()];
     let a = attached(&host, &model, &o);
     let wired: Vec<_> = a
@@ -278,7 +375,9 @@ fn b_151_b_279_one_call_too_long_gives_both_back_exactly() {
     assert_eq!(wired.len(), 2);
     let served = wired[0].ledger.counts().form_calls;
     run(&model, &a.plan, 5);
-    assert!(wired.iter().all(|s| s.ledger.counts().form_calls == served + 1));
+    assert!(wired
+        .iter()
+        .all(|s| s.ledger.counts().form_calls == served + 1));
     // Twelve rows were seen; thirteen are out of contract.
     run(&model, &a.plan, 13);
     for seat in &wired {
@@ -290,10 +389,19 @@ fn b_151_b_279_one_call_too_long_gives_both_back_exactly() {
     // What is left computes what the host computes there: this norm and this pack are the host's own again.
     let again = run(&model, &a.plan, 5);
     assert!(wired.iter().all(|s| s.ledger.counts().fallbacks == 1));
-    let others: Vec<_> = a.receipt.seats.iter().filter(|n| n.wire.is_none()).map(|n| n.structure.as_str()).collect();
+    let others: Vec<_> = a
+        .receipt
+        .seats
+        .iter()
+        .filter(|n| n.wire.is_none())
+        .map(|n| n.structure.as_str())
+        .collect();
     let exact = others.iter().all(|s| *s == "decoder_block");
     if exact {
-        assert_eq!(bits(&again), bits(&run(&model, &model.session().host_plan(), 5)));
+        assert_eq!(
+            bits(&again),
+            bits(&run(&model, &model.session().host_plan(), 5))
+        );
     }
 }
 
@@ -304,15 +412,27 @@ fn b_124_rows_are_the_median_on_a_wire_and_the_most_elsewhere() {
     let model = blocks::model(&[Block::Plain]);
     let mut o = options("fp8_static");
     o.workload = Some(Workload::Decode);
-    o.structures = ["norm_fused", "qkv_pack", "decoder_block", "linear_proj"].map(String::from).into();
+    o.structures = ["norm_fused", "qkv_pack", "decoder_block", "linear_proj"]
+        .map(String::from)
+        .into();
     let a = attach(&host, &model, &samples(4, 40), &o, &Silent).unwrap();
     assert_eq!(a.receipt.negotiated.len(), 1);
     assert_eq!(a.receipt.negotiated[0].rows, 1);
     for note in &a.receipt.seats {
         let most = if note.wire.is_some() { 1 } else { 8 };
-        assert_eq!((note.row_capacity, note.median_rows), (most, 1), "{}", note.key);
+        assert_eq!(
+            (note.row_capacity, note.median_rows),
+            (most, 1),
+            "{}",
+            note.key
+        );
     }
-    let unit = a.receipt.units.iter().find(|u| u.name.starts_with("chain:")).unwrap();
+    let unit = a
+        .receipt
+        .units
+        .iter()
+        .find(|u| u.name.starts_with("chain:"))
+        .unwrap();
     assert_eq!(unit.outcome, "activated", "{:?}", unit.reason);
     assert!(unit.ledger.band_dispatches > 0 && unit.ledger.fallbacks == 0);
 }
@@ -327,9 +447,13 @@ fn b_147_a_wired_receipt_replays_bit_for_bit() {
     let receipt = serde_json::from_str(&text).unwrap();
     let prompt: Vec<u32> = (1..13).collect();
     let (plan, seats) =
-        structures::replay::replay(&host, &model, &receipt, &prompt, OnGuardFail::Fallback).unwrap();
+        structures::replay::replay(&host, &model, &receipt, &prompt, OnGuardFail::Fallback)
+            .unwrap();
     assert_eq!(seats.len(), a.seats.len());
-    assert_eq!(bits(&run(&model, &plan, 12)), bits(&run(&model, &a.plan, 12)));
+    assert_eq!(
+        bits(&run(&model, &plan, 12)),
+        bits(&run(&model, &a.plan, 12))
+    );
     // One end without the other is no receipt.
     let mut half = receipt.clone();
     let emits = |n: &structures::receipt::SeatNote| n.wire.as_ref().is_some_and(|w| w.emits);
@@ -354,14 +478,28 @@ fn b_120_stages_are_the_same_for_every_structure_and_recorded() {
     let (_dir, host) = host();
     let model = blocks::model(&[Block::Plain]);
     let seen = Stages::default();
-    let a = attach(&host, &model, &samples(4, 12), &options("fp8_static"), &seen).unwrap();
+    let a = attach(
+        &host,
+        &model,
+        &samples(4, 12),
+        &options("fp8_static"),
+        &seen,
+    )
+    .unwrap();
     assert_eq!(a.receipt.stages, STAGES);
     let seen = seen.0.into_inner().unwrap();
-    let at = |what: &str| seen.iter().position(|s| s.starts_with(what)).unwrap_or_else(|| panic!("{what}: {seen:?}"));
+    let at = |what: &str| {
+        seen.iter()
+            .position(|s| s.starts_with(what))
+            .unwrap_or_else(|| panic!("{what}: {seen:?}"))
+    };
     let last = |what: &str| seen.iter().rposition(|s| s.starts_with(what)).unwrap();
     assert!(at("discover") < at("calibrate") && at("calibrate") < at("wires"));
     assert!(at("wires") < at("judge chain:") && at("bind wires") < at("judge chain:"));
-    let single = seen.iter().position(|s| s.starts_with("bind ") && s != "bind wires").unwrap();
+    let single = seen
+        .iter()
+        .position(|s| s.starts_with("bind ") && s != "bind wires")
+        .unwrap();
     assert!(last("judge chain:") < single && single < at("judge union"));
     for name in host.catalog.newest().iter().map(|s| s.name.as_str()) {
         assert!(!STAGES.contains(&name));
@@ -382,7 +520,10 @@ fn b_126_an_error_at_the_last_stage_leaves_the_host_whole() {
     std::fs::remove_file(copy.path().join("model.safetensors")).unwrap();
     let failed = attach(&host, &model, &samples(2, 8), &options("none"), &Silent);
     assert!(failed.is_err());
-    assert_eq!(bits(&run(&model, &model.session().host_plan(), 8)), bits(&before));
+    assert_eq!(
+        bits(&run(&model, &model.session().host_plan(), 8)),
+        bits(&before)
+    );
 }
 
 #[test]
@@ -395,7 +536,10 @@ fn b_129_a_plan_says_what_it_holds() {
     let (wired, single) = (seat_keys(&a, true), seat_keys(&a, false));
     assert_eq!(installs.len(), wired.len() / 2 + single.len());
     assert!(single.iter().all(|id| installs.contains(&id.as_str())));
-    assert_eq!(installs.iter().filter(|n| n.starts_with("chain:")).count(), wired.len() / 2);
+    assert_eq!(
+        installs.iter().filter(|n| n.starts_with("chain:")).count(),
+        wired.len() / 2
+    );
     // Seams, notes and the scales that are executed.
     assert_eq!(a.receipt.seams_active.len(), a.receipt.seats.len());
     assert!(!a.receipt.precision_spec.activations.is_empty());

@@ -74,7 +74,11 @@ impl Weave {
     }
 
     fn param(&mut self, path: &str, name: &str, dims: &[usize]) -> ValueId {
-        let layout = if dims.len() == 2 { Layout::OutIn } else { Layout::InOut };
+        let layout = if dims.len() == 2 {
+            Layout::OutIn
+        } else {
+            Layout::InOut
+        };
         let param = ParamRef {
             path: path.into(),
             name: name.into(),
@@ -83,14 +87,29 @@ impl Weave {
         self.b.param(param, dims, layout)
     }
 
-    fn op(&mut self, kind: OpKind, at: &str, label: &str, of: &[ValueId], attrs: &[(&str, AttrValue)], to: Vec<Dim>) -> ValueId {
+    fn op(
+        &mut self,
+        kind: OpKind,
+        at: &str,
+        label: &str,
+        of: &[ValueId],
+        attrs: &[(&str, AttrValue)],
+        to: Vec<Dim>,
+    ) -> ValueId {
         let of: Vec<_> = of.iter().copied().map(Some).collect();
         self.b.op(kind, at, label, &of, attrs, to)
     }
 
     fn norm(&mut self, at: &str, x: ValueId) -> ValueId {
-        let m = self.module(at, ModuleKind::LayerNorm, &[("weight", &[D]), ("bias", &[D])]);
-        m.attrs.insert("normalized_shape".into(), Scalar::List(vec![Scalar::Int(D as i64)]));
+        let m = self.module(
+            at,
+            ModuleKind::LayerNorm,
+            &[("weight", &[D]), ("bias", &[D])],
+        );
+        m.attrs.insert(
+            "normalized_shape".into(),
+            Scalar::List(vec![Scalar::Int(D as i64)]),
+        );
         m.attrs.insert("eps".into(), Scalar::Float(1e-5));
         let (w, b) = (self.param(at, "weight", &[D]), self.param(at, "bias", &[D]));
         let eps = [("eps", AttrValue::Float(1e-5))];
@@ -136,7 +155,14 @@ impl Weave {
             Dim::Symbol("S".into()),
             Dim::Size(HD),
         ];
-        self.op(OpKind::KvAppend, at, &format!("{side}_all"), &[x, region], &[], to)
+        self.op(
+            OpKind::KvAppend,
+            at,
+            &format!("{side}_all"),
+            &[x, region],
+            &[],
+            to,
+        )
     }
 
     fn add(&mut self, at: &str, label: &str, a: ValueId, b: ValueId) -> ValueId {
@@ -151,7 +177,14 @@ impl Weave {
             Block::Rotated => {
                 let heads = self.reshape(&attn, "turned_heads", normed, dims(&[HEADS, HD]));
                 let turned = [heads, tables[0], tables[1]];
-                let turned = self.op(OpKind::Rope, &attn, "turned", &turned, &[], dims(&[HEADS, HD]));
+                let turned = self.op(
+                    OpKind::Rope,
+                    &attn,
+                    "turned",
+                    &turned,
+                    &[],
+                    dims(&[HEADS, HD]),
+                );
                 self.reshape(&attn, "turned_flat", turned, dims(&[D]))
             }
             Block::Regrouped => {
@@ -171,7 +204,14 @@ impl Weave {
         let v = self.heads_first(&attn, "v", v, KV);
         let (k, v) = (self.append(&attn, "k", k), self.append(&attn, "v", v));
         let causal = [("causal", AttrValue::Flag(true))];
-        let out = self.op(OpKind::Attention, &attn, "attention", &[q, k, v], &causal, dims(&[HEADS, HD]));
+        let out = self.op(
+            OpKind::Attention,
+            &attn,
+            "attention",
+            &[q, k, v],
+            &causal,
+            dims(&[HEADS, HD]),
+        );
         let out = self.reshape(&attn, "merged", out, dims(&[HEADS * HD]));
         let out = self.linear(&format!("{attn}.o_proj"), out, HEADS * HD, D);
         let residual = match kind {
@@ -186,7 +226,14 @@ impl Weave {
         let g = self.linear(&format!("{mlp}.gate_proj"), normed, D, F);
         let u = self.linear(&format!("{mlp}.up_proj"), normed, D, F);
         let silu = [("kind", AttrValue::Word("silu".into()))];
-        let a = self.op(OpKind::Act, &format!("{mlp}.act_fn"), "out", &[g], &silu, dims(&[F]));
+        let a = self.op(
+            OpKind::Act,
+            &format!("{mlp}.act_fn"),
+            "out",
+            &[g],
+            &silu,
+            dims(&[F]),
+        );
         let a = self.op(OpKind::Mul, &mlp, "gated", &[a, u], &[], dims(&[F]));
         let y = self.linear(&format!("{mlp}.down_proj"), a, F, D);
         if kind == Block::Unowned {
@@ -208,7 +255,14 @@ pub fn blocks(kinds: &[Block]) -> (ModuleTree, Graph) {
     let positions = w.b.input("positions", vec![Dim::Symbol("T".into())]);
     w.module("embed", ModuleKind::Embedding, &[("weight", &[VOCAB, D])]);
     let table = w.param("embed", "weight", &[VOCAB, D]);
-    let mut x = w.op(OpKind::Embedding, "embed", "out", &[tokens, table], &[], dims(&[D]));
+    let mut x = w.op(
+        OpKind::Embedding,
+        "embed",
+        "out",
+        &[tokens, table],
+        &[],
+        dims(&[D]),
+    );
     let freq = (0..HD / 2).map(|i| AttrValue::Float(10_000f64.powf(-2.0 * i as f64 / HD as f64)));
     let half = vec![Dim::Symbol("T".into()), Dim::Size(HD / 2)];
     let tables = w.b.ops(
@@ -230,9 +284,12 @@ struct Seeded(Graph);
 
 impl ParamSource for Seeded {
     fn tensor(&self, param: &ParamRef) -> Result<Tensor, GraphError> {
-        let value = self.0.values.iter().enumerate().find(|(i, _)| {
-            self.0.param(ValueId(*i)).is_some_and(|(p, _)| p == param)
-        });
+        let value = self
+            .0
+            .values
+            .iter()
+            .enumerate()
+            .find(|(i, _)| self.0.param(ValueId(*i)).is_some_and(|(p, _)| p == param));
         let shape: Vec<usize> = value
             .map(|(_, v)| v.dims.as_slice())
             .unwrap_or_default()
@@ -242,7 +299,10 @@ impl ParamSource for Seeded {
                 Dim::Symbol(_) => 1,
             })
             .collect();
-        let mut s: u32 = param.to_string().bytes().fold(17, |s, b| s.wrapping_mul(31).wrapping_add(u32::from(b)));
+        let mut s: u32 = param
+            .to_string()
+            .bytes()
+            .fold(17, |s, b| s.wrapping_mul(31).wrapping_add(u32::from(b)));
         let norm = param.path.contains("norm");
         let (mean, spread) = match (norm, param.name.as_str()) {
             (true, "weight") => (1.0, 0.2),

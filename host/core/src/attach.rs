@@ -854,7 +854,9 @@ impl<'a> Prepared<'a> {
                 ..UnitNote::default()
             },
             None => {
-                judge.progress.stage(&format!("judge {label}"), self.judging());
+                judge
+                    .progress
+                    .stage(&format!("judge {label}"), self.judging());
                 let seats: Vec<Arc<Seat>> = bounds.iter().map(|b| b.seat.clone()).collect();
                 judge.judge(installs(&bounds), &seats)?
             }

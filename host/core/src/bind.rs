@@ -243,7 +243,9 @@ impl Bench<'_> {
         let smoke = match smoke.map_err(failed)? {
             Ok(cosine) if cosine >= SMOKE => cosine,
             Ok(cosine) => {
-                let reason = format!("the pair reaches cosine {cosine:.6} at {rows} rows, {SMOKE} is needed");
+                let reason = format!(
+                    "the pair reaches cosine {cosine:.6} at {rows} rows, {SMOKE} is needed"
+                );
                 return Err(refusal(to, "wires", PAIR_SMOKE, reason, false));
             }
             Err((end, failure)) => {
@@ -255,7 +257,11 @@ impl Bench<'_> {
         let mut ops = span_a.ops.clone();
         ops.extend(&edge.views);
         ops.extend(&span_b.ops);
-        let rest = span_b.inputs.iter().enumerate().filter(|(i, _)| *i != port_b);
+        let rest = span_b
+            .inputs
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| *i != port_b);
         let sides = outputs_a.iter().enumerate().filter(|(i, _)| *i != port_a);
         let install = Install {
             name,
@@ -273,33 +279,51 @@ impl Bench<'_> {
             runner: Arc::new(chain),
         };
         let [seat_a, seat_b] = seats;
-        let bound = |seat, mut note: SeatNote, end: WireBind, peer: &Site<'_>, bytes: (u64, u64)| {
-            note.wire = Some(SeatWire {
-                port: end.port,
-                emits: end.emits,
-                format: end.format,
-                amax,
-                peer: peer.id(),
-                rows: observed,
-            });
-            Bound {
-                seat,
-                install: install.clone(),
-                note,
-                packed_bytes: bytes.0,
-                scratch_bytes: bytes.1,
-            }
-        };
+        let bound =
+            |seat, mut note: SeatNote, end: WireBind, peer: &Site<'_>, bytes: (u64, u64)| {
+                note.wire = Some(SeatWire {
+                    port: end.port,
+                    emits: end.emits,
+                    format: end.format,
+                    amax,
+                    peer: peer.id(),
+                    rows: observed,
+                });
+                Bound {
+                    seat,
+                    install: install.clone(),
+                    note,
+                    packed_bytes: bytes.0,
+                    scratch_bytes: bytes.1,
+                }
+            };
         Ok(BoundPair {
             halves: [
-                bound(seat_a, a.note, sends, to.site, (a.packed_bytes, a.scratch_bytes)),
-                bound(seat_b, b.note, takes, from.site, (b.packed_bytes, b.scratch_bytes)),
+                bound(
+                    seat_a,
+                    a.note,
+                    sends,
+                    to.site,
+                    (a.packed_bytes, a.scratch_bytes),
+                ),
+                bound(
+                    seat_b,
+                    b.note,
+                    takes,
+                    from.site,
+                    (b.packed_bytes, b.scratch_bytes),
+                ),
             ],
             smoke,
         })
     }
 
-    fn seat(&self, place: &Place<'_>, form: Box<dyn Executable>, admission: Admission) -> Arc<Seat> {
+    fn seat(
+        &self,
+        place: &Place<'_>,
+        form: Box<dyn Executable>,
+        admission: Admission,
+    ) -> Arc<Seat> {
         let graph = self.session.graph();
         let dims_of = |v: ValueId| graph.value(v).dims.clone();
         let span = &place.site.spans[place.span];
@@ -434,8 +458,16 @@ impl Bench<'_> {
             None => trial.run(form, &*executable, &weights, &statistics, capacity),
             Some(wire) => {
                 let position = match wire.emits {
-                    true => trial.outputs.iter().position(|n| *n == wire.port).map(End::Emits),
-                    false => params.inputs.iter().position(|n| *n == wire.port).map(End::Accepts),
+                    true => trial
+                        .outputs
+                        .iter()
+                        .position(|n| *n == wire.port)
+                        .map(End::Emits),
+                    false => params
+                        .inputs
+                        .iter()
+                        .position(|n| *n == wire.port)
+                        .map(End::Accepts),
                 };
                 let Some(end) = position else {
                     let reason = format!("the span has no port `{}`", wire.port);
@@ -446,7 +478,13 @@ impl Bench<'_> {
                     end,
                     scale: fp8_scale(wire.amax),
                 };
-                trial.run(&on_wire(form, wire), &decoded, &weights, &statistics, capacity)
+                trial.run(
+                    &on_wire(form, wire),
+                    &decoded,
+                    &weights,
+                    &statistics,
+                    capacity,
+                )
             }
         };
         match checked {
@@ -834,14 +872,20 @@ fn smoke(
     };
     let plain = FormDecl::new(&from.0.spec.name, "reference", "none");
     let exact = |weights: &[NamedWeight]| -> Vec<(String, Tensor)> {
-        weights.iter().map(|w| (w.name.clone(), w.tensor.clone())).collect()
+        weights
+            .iter()
+            .map(|w| (w.name.clone(), w.tensor.clone()))
+            .collect()
     };
     let none = BTreeMap::new();
     let made = from.0.reference(&exact(from.1), &fed, &plain, &none)?;
     for (name, value) in rest.iter_mut().filter(|(n, _)| n == into) {
         let sent = made.iter().find(|(n, _)| n == out).map(|(_, t)| t);
         let sent = sent.ok_or_else(|| {
-            Error::invalid("point_unplaced", format!("the reference makes no `{out}` for `{name}`"))
+            Error::invalid(
+                "point_unplaced",
+                format!("the reference makes no `{out}` for `{name}`"),
+            )
         })?;
         let like = value.as_ref().map_or(sent.dims(), |t| t.dims()).to_vec();
         *value = Some(sent.reshape(like).map_err(failed)?);
@@ -850,7 +894,11 @@ fn smoke(
     let skipped = got.len().saturating_sub(want.len());
     let mut worst = 1.0_f64;
     for ((_, want), got) in want.iter().zip(&got[skipped..]) {
-        let flat = |t: &Tensor| t.flatten_all().and_then(|t| t.to_vec1::<f32>()).map_err(failed);
+        let flat = |t: &Tensor| {
+            t.flatten_all()
+                .and_then(|t| t.to_vec1::<f32>())
+                .map_err(failed)
+        };
         worst = least(worst, cosine(&flat(got)?, &flat(want)?));
     }
     Ok(Ok(worst))
@@ -866,7 +914,10 @@ fn least(a: f64, b: f64) -> f64 {
 
 fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let dot = |a: &[f32], b: &[f32]| -> f64 {
-        a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| f64::from(*a) * f64::from(*b))
+            .sum()
     };
     let both = (dot(a, a) * dot(b, b)).sqrt();
     match both == 0.0 {

@@ -56,11 +56,7 @@ pub enum End {
 pub(crate) struct Linked;
 
 impl Executable for Linked {
-    fn call(
-        &self,
-        _: &[View<'_>],
-        _: &mut [(Vec<f32>, Vec<usize>)],
-    ) -> Result<(), CallFailure> {
+    fn call(&self, _: &[View<'_>], _: &mut [(Vec<f32>, Vec<usize>)]) -> Result<(), CallFailure> {
         Err(CallFailure {
             code: "wire_unlinked".into(),
             message: "this form is bound for a wire and was called without its partner; it has no equivalent in the \
@@ -290,7 +286,8 @@ impl Chain {
         let linked = format!("linked to `{}`: {text}", seats[failed].key);
         if seats[failed].mode() == OnGuardFail::Raise {
             for (i, seat) in seats.iter().enumerate() {
-                seat.ledger.refused(if i == failed { text } else { &linked });
+                seat.ledger
+                    .refused(if i == failed { text } else { &linked });
             }
             return Err(GraphError::Span {
                 name: seats[failed].key.clone(),
@@ -298,7 +295,8 @@ impl Chain {
             });
         }
         for (i, seat) in seats.iter().enumerate() {
-            seat.ledger.fell_back(if i == failed { text } else { &linked });
+            seat.ledger
+                .fell_back(if i == failed { text } else { &linked });
             seat.ledger.detach();
         }
         tracing::warn!(
@@ -361,19 +359,31 @@ mod tests {
     struct Reads;
 
     impl WiredForm for Sends {
-        fn call(&self, inputs: &[Port<'_>], outputs: &mut [PortMut<'_>]) -> Result<(), CallFailure> {
+        fn call(
+            &self,
+            inputs: &[Port<'_>],
+            outputs: &mut [PortMut<'_>],
+        ) -> Result<(), CallFailure> {
             let (Port::Values(x, _), PortMut::Codes(y, _)) = (inputs[0], &mut outputs[0]) else {
                 panic!("{inputs:?} {outputs:?}")
             };
             for (y, x) in y.iter_mut().zip(x) {
-                *y = if x.is_nan() { NAN } else { f32_to_e4m3_saturating(*x) };
+                *y = if x.is_nan() {
+                    NAN
+                } else {
+                    f32_to_e4m3_saturating(*x)
+                };
             }
             Ok(())
         }
     }
 
     impl WiredForm for Reads {
-        fn call(&self, inputs: &[Port<'_>], outputs: &mut [PortMut<'_>]) -> Result<(), CallFailure> {
+        fn call(
+            &self,
+            inputs: &[Port<'_>],
+            outputs: &mut [PortMut<'_>],
+        ) -> Result<(), CallFailure> {
             let (Port::Codes(x, dims), PortMut::Values(y, _)) = (inputs[0], &mut outputs[0]) else {
                 panic!("{inputs:?} {outputs:?}")
             };
@@ -403,7 +413,14 @@ mod tests {
             band: Some((1, 4)),
             concurrent: true,
         };
-        Seat::new(key.into(), Box::new(Linked), admission, mode, vec![Some(dims())], vec![dims()])
+        Seat::new(
+            key.into(),
+            Box::new(Linked),
+            admission,
+            mode,
+            vec![Some(dims())],
+            vec![dims()],
+        )
     }
 
     fn chain(mode: OnGuardFail) -> Chain {
@@ -412,18 +429,31 @@ mod tests {
             form,
             port: 0,
         };
-        Chain::new("chain:a+b".into(), half("a", Arc::new(Sends)), half("b", Arc::new(Reads)), 8)
+        Chain::new(
+            "chain:a+b".into(),
+            half("a", Arc::new(Sends)),
+            half("b", Arc::new(Reads)),
+            8,
+        )
     }
 
     fn x(rows: usize, value: f32) -> Vec<Option<Tensor>> {
         let data = vec![value; rows * WIDTH];
-        vec![Some(Tensor::from_vec(data, (rows, WIDTH), &Device::Cpu).unwrap())]
+        vec![Some(
+            Tensor::from_vec(data, (rows, WIDTH), &Device::Cpu).unwrap(),
+        )]
     }
 
     fn counts(c: &Chain) -> [(u64, u64, u64, u64, bool); 2] {
         c.seats().map(|s| {
             let n = s.ledger.counts();
-            (n.calls, n.form_calls, n.band_dispatches, n.fallbacks, n.detached)
+            (
+                n.calls,
+                n.form_calls,
+                n.band_dispatches,
+                n.fallbacks,
+                n.detached,
+            )
         })
     }
 
@@ -434,7 +464,10 @@ mod tests {
             panic!("host ran")
         };
         // 1.06 is 1.0 in E4M3.
-        assert_eq!(out[0].flatten_all().unwrap().to_vec1::<f32>().unwrap(), vec![2.0; 12]);
+        assert_eq!(
+            out[0].flatten_all().unwrap().to_vec1::<f32>().unwrap(),
+            vec![2.0; 12]
+        );
         assert_eq!(counts(&c), [(1, 1, 0, 0, false); 2]);
     }
 
@@ -448,12 +481,20 @@ mod tests {
 
     #[test]
     fn b_151_b_279_one_call_out_of_contract_demotes_both() {
-        for bad in [x(9, 1.0), vec![Some(Tensor::ones((2, 5), DType::F32, &Device::Cpu).unwrap())]] {
+        for bad in [
+            x(9, 1.0),
+            vec![Some(
+                Tensor::ones((2, 5), DType::F32, &Device::Cpu).unwrap(),
+            )],
+        ] {
             let c = chain(OnGuardFail::Fallback);
             assert!(matches!(c.run(&bad).unwrap(), SpanOutcome::Host));
             assert_eq!(counts(&c), [(1, 0, 0, 1, true); 2]);
             let [a, b] = c.seats().map(|s| s.ledger.counts().last_reason.unwrap());
-            assert!(a.starts_with("rt_") && b.starts_with("linked to `a`: rt_"), "{a} {b}");
+            assert!(
+                a.starts_with("rt_") && b.starts_with("linked to `a`: rt_"),
+                "{a} {b}"
+            );
             // For good, and nothing is counted any more.
             assert!(matches!(c.run(&x(2, 1.0)).unwrap(), SpanOutcome::Host));
             assert_eq!(counts(&c), [(1, 0, 0, 1, true); 2]);
@@ -484,7 +525,10 @@ mod tests {
         assert_eq!(failure.code, "wire_unlinked");
         let strict = seat("a", OnGuardFail::Raise);
         let error = strict.run(&x(2, 1.0)).unwrap_err().to_string();
-        assert!(error.contains("`a`") && error.contains("no equivalent"), "{error}");
+        assert!(
+            error.contains("`a`") && error.contains("no equivalent"),
+            "{error}"
+        );
         let counts = strict.ledger.counts();
         assert_eq!((counts.form_calls, counts.fallbacks), (0, 0));
     }
@@ -500,12 +544,19 @@ mod tests {
         let data = [0.53_f32, -3.0, 1e9, 0.0];
         let view = [Some((data.as_slice(), [1, WIDTH].as_slice()))];
         let mut out = vec![(vec![f32::NAN; WIDTH + 3], vec![1, WIDTH])];
-        decoded(&Sends, End::Emits(0)).call(&view, &mut out).unwrap();
+        decoded(&Sends, End::Emits(0))
+            .call(&view, &mut out)
+            .unwrap();
         // The form's own scale is 1, the wire's 0.5.
         assert_eq!(out[0].0[..WIDTH], [0.25, -1.5, 224.0, 0.0]);
-        assert!(out[0].0[WIDTH..].iter().all(|v| v.is_nan()), "the guard is untouched");
+        assert!(
+            out[0].0[WIDTH..].iter().all(|v| v.is_nan()),
+            "the guard is untouched"
+        );
         let mut out = vec![(vec![0.0; WIDTH], vec![1, WIDTH])];
-        decoded(&Reads, End::Accepts(0)).call(&view, &mut out).unwrap();
+        decoded(&Reads, End::Accepts(0))
+            .call(&view, &mut out)
+            .unwrap();
         assert_eq!(out[0].0, [2.0, -12.0, 896.0, 0.0]);
     }
 }

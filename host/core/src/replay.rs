@@ -84,7 +84,8 @@ pub fn replay(
             on_guard_fail,
             scheme: &note.scheme,
         };
-        let refused = |no: NotBound| again.different(&format!("{}: {}", no.note.code, no.note.reason));
+        let refused =
+            |no: NotBound| again.different(&format!("{}: {}", no.note.code, no.note.reason));
         let made = match &note.wire {
             None => {
                 let Again {
@@ -106,8 +107,9 @@ pub fn replay(
                     format!("{}:{}", n.structure, n.key) == wire.peer
                         && back.is_some_and(|w| w.peer == again.site.id())
                 });
-                let reader =
-                    reader.ok_or_else(|| again.different("its partner on the wire is not in the receipt"))?;
+                let reader = reader.ok_or_else(|| {
+                    again.different("its partner on the wire is not in the receipt")
+                })?;
                 let to = Again::of(host, &survey, &forms, reader)?;
                 let calibration = together(statistics_of(note), statistics_of(reader));
                 let bench = Bench {
@@ -144,7 +146,10 @@ pub fn replay(
     if bounds.len() != readers {
         return Err(Error::refused(
             "receipt_mismatch",
-            format!("{readers} seats in the receipt, {} of them could be paired up", bounds.len()),
+            format!(
+                "{readers} seats in the receipt, {} of them could be paired up",
+                bounds.len()
+            ),
         ));
     }
     let plan = model.session().plan(installs(&bounds))?;
@@ -247,7 +252,10 @@ impl<'a> Again<'a> {
             let span = &again.site.spans[again.span];
             let ports = if emits { &span.outputs } else { &span.inputs };
             Some(End {
-                site: survey.sites.iter().position(|s| std::ptr::eq(s, again.site))?,
+                site: survey
+                    .sites
+                    .iter()
+                    .position(|s| std::ptr::eq(s, again.site))?,
                 span: again.span,
                 port: port.into(),
                 value: ports.iter().find(|(n, _)| n == port)?.1?,
@@ -257,7 +265,9 @@ impl<'a> Again<'a> {
         let found = ends.and_then(|(from, to)| edge(&facts, &survey.sites, &from, &to));
         match found {
             Some(Ok(edge)) => Ok(edge),
-            Some(Err(broken)) => Err(self.different(&format!("{}: {}", broken.code, broken.reason))),
+            Some(Err(broken)) => {
+                Err(self.different(&format!("{}: {}", broken.code, broken.reason)))
+            }
             None => Err(self.different("the two ends of its wire do not meet now")),
         }
     }

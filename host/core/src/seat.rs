@@ -340,10 +340,7 @@ pub(crate) fn sizes(
             dims.iter()
                 .map(|d| match d {
                     Dim::Size(n) => Ok(*n),
-                    Dim::Symbol(s) => symbols
-                        .get(s.as_str())
-                        .copied()
-                        .ok_or_else(|| unknown(s)),
+                    Dim::Symbol(s) => symbols.get(s.as_str()).copied().ok_or_else(|| unknown(s)),
                 })
                 .collect()
         })

@@ -198,7 +198,11 @@ pub fn owner<'s>(sites: &'s [Site<'_>], edge: &Edge) -> Option<&'s str> {
     let both = [edge.producer.site, edge.consumer.site].map(|i| sites[i].seam.path.as_str());
     sites
         .iter()
-        .filter(|s| OWNERS.iter().any(|tag| s.spec.tags.iter().any(|t| t == tag)))
+        .filter(|s| {
+            OWNERS
+                .iter()
+                .any(|tag| s.spec.tags.iter().any(|t| t == tag))
+        })
         .find(|s| both.iter().all(|path| holds(&s.seam.path, path)))
         .map(|s| s.seam.path.as_str())
 }

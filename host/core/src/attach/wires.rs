@@ -47,7 +47,10 @@ impl<'a> Prepared<'a> {
         for pair in self.pairs(alive) {
             let name = |i: usize, s: usize| {
                 let spec = &self.survey.sites[s].spec.name;
-                format!("{spec} {}:{}", pair.forms[i].plugin, pair.forms[i].form.name)
+                format!(
+                    "{spec} {}:{}",
+                    pair.forms[i].plugin, pair.forms[i].form.name
+                )
             };
             let [a, b] = [pair.edge.producer.site, pair.edge.consumer.site];
             let group = format!("{} + {}", name(0, a), name(1, b));
@@ -66,7 +69,10 @@ impl<'a> Prepared<'a> {
                 for pair in &pairs {
                     for site in [pair.edge.producer.site, pair.edge.consumer.site] {
                         let id = self.survey.sites[site].id();
-                        if bounds.iter().any(|b| format!("{}:{}", b.note.structure, b.note.key) == id) {
+                        if bounds
+                            .iter()
+                            .any(|b| format!("{}:{}", b.note.structure, b.note.key) == id)
+                        {
                             alive.remove(&site);
                         }
                     }
@@ -95,7 +101,11 @@ impl<'a> Prepared<'a> {
 
     fn unit_name(&self, edge: &Edge) -> String {
         let name = |site: usize| &self.survey.sites[site].spec.name;
-        format!("chain:{}+{}", name(edge.producer.site), name(edge.consumer.site))
+        format!(
+            "chain:{}+{}",
+            name(edge.producer.site),
+            name(edge.consumer.site)
+        )
     }
 
     /// One refusal for both, where the pair cannot be bound.
@@ -112,7 +122,10 @@ impl<'a> Prepared<'a> {
                 sites[0].seam.key, sites[1].seam.key
             ),
             plugin: Some(pair.forms[0].plugin.into()),
-            form: Some(format!("{}+{}", pair.forms[0].form.name, pair.forms[1].form.name)),
+            form: Some(format!(
+                "{}+{}",
+                pair.forms[0].form.name, pair.forms[1].form.name
+            )),
         };
         let mut plugins = Vec::new();
         for form in &pair.forms {
@@ -143,7 +156,12 @@ impl<'a> Prepared<'a> {
         let places = [&place(0, from), &place(1, to)];
         let bound = bench
             .bind_pair(&pair.edge, WIRE_FP8_E4M3, places, pair.amax)
-            .map_err(|no| refused(&no.note.code, format!("at `{}`: {}", no.note.path, no.note.reason)))?;
+            .map_err(|no| {
+                refused(
+                    &no.note.code,
+                    format!("at `{}`: {}", no.note.path, no.note.reason),
+                )
+            })?;
         let end = |i: usize, end: &End| WireEndNote {
             key: sites[i].seam.key.clone(),
             structure: sites[i].spec.name.clone(),
@@ -167,9 +185,16 @@ impl<'a> Prepared<'a> {
         Ok((bound.halves, note))
     }
 
-    fn judge_pairs(&self, judge: &Judge<'_>, first: &Pair<'a>, bounds: &[Bound]) -> Result<UnitNote, Error> {
+    fn judge_pairs(
+        &self,
+        judge: &Judge<'_>,
+        first: &Pair<'a>,
+        bounds: &[Bound],
+    ) -> Result<UnitNote, Error> {
         let name = self.unit_name(&first.edge);
-        judge.progress.stage(&format!("judge {name}"), self.judging());
+        judge
+            .progress
+            .stage(&format!("judge {name}"), self.judging());
         let seats: Vec<_> = bounds.iter().map(|b| b.seat.clone()).collect();
         let mut note = judge.judge(installs(bounds), &seats)?;
         let both = |f: fn(&Choice<'a>) -> String| {
@@ -257,10 +282,19 @@ impl<'a> Prepared<'a> {
         };
         if let Some(lost) = [from, to].iter().find(|i| !winners.contains(i)) {
             let key = &self.survey.sites[*lost].seam.key;
-            return no("owned_by", format!("another structure owns an operation of `{key}`"));
+            return no(
+                "owned_by",
+                format!("another structure owns an operation of `{key}`"),
+            );
         }
         let key = self.survey.sites[to].point_key(&edge.consumer.port);
-        let Some(amax) = self.calibration.amax.get(&key).copied().filter(|a| a.is_finite()) else {
+        let Some(amax) = self
+            .calibration
+            .amax
+            .get(&key)
+            .copied()
+            .filter(|a| a.is_finite())
+        else {
             let reason = format!("nothing was calibrated at `{key}`, so there is no scale");
             return no(wires::UNQUALIFIED, reason);
         };
@@ -288,12 +322,19 @@ impl<'a> Prepared<'a> {
                         true => &s.spans[span].outputs,
                         false => &s.spans[span].inputs,
                     };
-                    let value = ports.iter().find(|(n, _)| n == wire.port).and_then(|(_, v)| *v);
+                    let value = ports
+                        .iter()
+                        .find(|(n, _)| n == wire.port)
+                        .and_then(|(_, v)| *v);
                     let (Some(value), true) = (value, open[usize::from(wire.emits)]) else {
                         continue;
                     };
                     open[usize::from(wire.emits)] = false;
-                    let list = if wire.emits { &mut senders } else { &mut takers };
+                    let list = if wire.emits {
+                        &mut senders
+                    } else {
+                        &mut takers
+                    };
                     list.push(Offer {
                         end: End {
                             site,
