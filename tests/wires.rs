@@ -83,52 +83,6 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
-#[test]
-fn look() {
-    let (_dir, host) = host();
-    let model = blocks::model(&[
-        Block::Plain,
-        Block::SecondReader,
-        Block::Rotated,
-        Block::Regrouped,
-        Block::QueryOnly,
-        Block::Unowned,
-    ]);
-    let survey = host.survey(&model, &[]).unwrap();
-    for s in &survey.sites {
-        println!(
-            "{} {:?}",
-            s.id(),
-            s.spans.iter().map(|s| s.name.clone()).collect::<Vec<_>>()
-        );
-    }
-    for r in &survey.refused {
-        println!("REF {} {} {} {}", r.path, r.structure, r.code, r.reason);
-    }
-    let a = attached(&host, &model, &options("fp8_static"));
-    for u in &a.receipt.units {
-        println!(
-            "UNIT {} {} {} {:?} {:?} {:?}",
-            u.name, u.form, u.outcome, u.code, u.reason, u.metrics
-        );
-    }
-    println!(
-        "{}",
-        serde_json::to_string_pretty(&a.receipt.negotiated).unwrap()
-    );
-    for r in a.receipt.refused.iter().chain(&a.receipt.kept_host) {
-        println!(
-            "R {} {} {} {} {}",
-            r.path, r.structure, r.stage, r.code, r.reason
-        );
-    }
-    let host_out = run(&model, &model.session().host_plan(), 12);
-    println!("cos {}", cosine(&host_out, &run(&model, &a.plan, 12)));
-    for s in &a.seats {
-        println!("{} {:?}", s.key, s.ledger.counts());
-    }
-}
-
 fn wire_refusals(a: &Attachment) -> Vec<&RefusalNote> {
     a.receipt
         .refused

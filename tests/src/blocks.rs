@@ -252,6 +252,7 @@ pub fn blocks(kinds: &[Block]) -> (ModuleTree, Graph) {
         modules: Vec::new(),
     };
     let tokens = w.b.input("tokens", dims(&[]));
+    // Given at every run, whether a block turns anything or not.
     let positions = w.b.input("positions", vec![Dim::Symbol("T".into())]);
     w.module("embed", ModuleKind::Embedding, &[("weight", &[VOCAB, D])]);
     let table = w.param("embed", "weight", &[VOCAB, D]);
@@ -263,15 +264,19 @@ pub fn blocks(kinds: &[Block]) -> (ModuleTree, Graph) {
         &[],
         dims(&[D]),
     );
-    let freq = (0..HD / 2).map(|i| AttrValue::Float(10_000f64.powf(-2.0 * i as f64 / HD as f64)));
-    let half = vec![Dim::Symbol("T".into()), Dim::Size(HD / 2)];
-    let tables = w.b.ops(
-        OpKind::RopeTable,
-        "rotary",
-        &[Some(positions)],
-        &[("inv_freq", AttrValue::List(freq.collect()))],
-        vec![("cos", half.clone()), ("sin", half)],
-    );
+    let mut tables = vec![x; 2];
+    if kinds.contains(&Block::Rotated) {
+        let freq =
+            (0..HD / 2).map(|i| AttrValue::Float(10_000f64.powf(-2.0 * i as f64 / HD as f64)));
+        let half = vec![Dim::Symbol("T".into()), Dim::Size(HD / 2)];
+        tables = w.b.ops(
+            OpKind::RopeTable,
+            "rotary",
+            &[Some(positions)],
+            &[("inv_freq", AttrValue::List(freq.collect()))],
+            vec![("cos", half.clone()), ("sin", half)],
+        );
+    }
     for (i, kind) in kinds.iter().enumerate() {
         x = w.block(&format!("blocks.{i}"), *kind, x, [tables[0], tables[1]]);
     }
