@@ -213,26 +213,26 @@ impl<'a> Prepared<'a> {
 
     /// Every pair that qualifies; what looks like one and does not is refused with its edge.
     fn pairs(&mut self, alive: &BTreeSet<usize>) -> Vec<Pair<'a>> {
-        let (senders, takers) = self.offers(alive);
-        if senders.is_empty() || takers.is_empty() {
-            return Vec::new();
-        }
-        let graph = self.model.session().graph().clone();
-        let facts = HostFacts::new(&graph);
-        // What wires compose does not stand in their way.
+        // What wires compose does not stand in their way; what loses its operations to another seam is no end of one.
         let plain = |i: &usize| {
             let tags = &self.survey.sites[*i].spec.tags;
             tags.iter().all(|t| t != COMPOSED)
         };
         let claims: BTreeSet<usize> = alive.iter().copied().filter(plain).collect();
         let winners = self.ownership(&claims, &[]).winners;
+        let (senders, takers) = self.offers(&winners.into_iter().collect());
+        if senders.is_empty() || takers.is_empty() {
+            return Vec::new();
+        }
+        let graph = self.model.session().graph().clone();
+        let facts = HostFacts::new(&graph);
         let (mut found, mut broken) = (Vec::new(), Vec::new());
         for taker in &takers {
             for sender in &senders {
                 match edge(&facts, &self.survey.sites, &sender.end, &taker.end) {
                     None => {}
                     Some(Err(why)) => broken.push(why),
-                    Some(Ok(edge)) => match self.qualified(&edge, &winners) {
+                    Some(Ok(edge)) => match self.qualified(&edge) {
                         Err(why) => broken.push(why),
                         Ok((owner, amax, rows)) => found.push(Pair {
                             edge,
@@ -266,7 +266,7 @@ impl<'a> Prepared<'a> {
     }
 
     /// Owner, amax and median rows of an edge that may be wired.
-    fn qualified(&self, edge: &Edge, winners: &[usize]) -> Result<(String, f32, u64), Broken> {
+    fn qualified(&self, edge: &Edge) -> Result<(String, f32, u64), Broken> {
         let [from, to] = [edge.producer.site, edge.consumer.site];
         let no = |code, reason: String| {
             Err(Broken {
@@ -280,13 +280,6 @@ impl<'a> Prepared<'a> {
             let reason = "no structure of this model owns the block they lie in".into();
             return no(wires::NO_OWNER, reason);
         };
-        if let Some(lost) = [from, to].iter().find(|i| !winners.contains(i)) {
-            let key = &self.survey.sites[*lost].seam.key;
-            return no(
-                "owned_by",
-                format!("another structure owns an operation of `{key}`"),
-            );
-        }
         let key = self.survey.sites[to].point_key(&edge.consumer.port);
         let Some(amax) = self
             .calibration
