@@ -783,7 +783,7 @@ impl WiredForm for Loaded {
             .iter()
             .map(|port| match port {
                 Port::Absent => Ok(HostTensor::ABSENT),
-                Port::Values(data, dims) => HostTensor::new(*data, dims),
+                Port::Values(data, dims) => HostTensor::new(data, dims),
                 Port::Codes(data, dims) => {
                     HostTensor::bytes(data, abi::DType::E4m3, dims, &row_major(dims))
                 }
@@ -793,7 +793,7 @@ impl WiredForm for Loaded {
         let mut outputs: Vec<HostTensorMut<'_>> = outputs
             .iter_mut()
             .map(|port| match port {
-                PortMut::Values(data, dims) => HostTensorMut::new(&mut **data, dims),
+                PortMut::Values(data, dims) => HostTensorMut::new(data, dims),
                 PortMut::Codes(data, dims) => {
                     HostTensorMut::bytes(data, abi::DType::E4m3, dims, &row_major(dims))
                 }

@@ -51,7 +51,7 @@ enum Then {
     /// Projections with the positions of their outputs.
     Projections(Vec<(Biased, usize)>),
     /// A feed-forward, gated and added to the input; the position of its output.
-    FeedForward([Biased; 2], usize),
+    FeedForward(Box<[Biased; 2]>, usize),
 }
 
 struct Chain {
@@ -98,7 +98,7 @@ fn bind(
                 return Err(Failure::refused("dims_inconsistent", text));
             }
             let out = ports::position(outputs, "out")?;
-            (Then::FeedForward([fc1, fc2], out), d, "x_cross")
+            (Then::FeedForward(Box::new([fc1, fc2]), out), d, "x_cross")
         }
         false => {
             let mut all = Vec::new();
@@ -276,7 +276,7 @@ impl BoundForm for Chain {
         let (widest, hidden) = match &self.then {
             // Each projection has the rows to itself: a quantising one leaves its codes in them.
             Then::Projections(all) => (all.iter().map(|(p, _)| p.n()).max().unwrap_or(0), d),
-            Then::FeedForward([fc1, _], _) => (d.max(fc1.n()), fc1.n()),
+            Then::FeedForward(both, _) => (d.max(both[0].n()), both[0].n()),
         };
         let sizes = [
             given.len(),
@@ -327,7 +327,8 @@ impl BoundForm for Chain {
                 }
                 Ok(())
             }
-            Then::FeedForward([fc1, fc2], position) => {
+            Then::FeedForward(both, position) => {
+                let [fc1, fc2] = &**both;
                 let out = self.rows.output(outputs, *position, rows, d)?;
                 let wide = &mut product[..rows * fc1.n()];
                 fc1.apply(host, modulated, wide, hidden, |_, y, b| {
