@@ -6,18 +6,19 @@
 mod adjudicate;
 mod adopt;
 mod door;
+mod wires;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use structures_graph::session::{Install, Plan};
+use structures_graph::session::Plan;
 use structures_graph::{OpId, ValueId};
 use structures_plugin_api::formats::BlockFormat;
 use structures_seams::{resolve_ownership, Claim};
 
 use crate::adopt::{Adopted, Blocks, Wish};
-use crate::bind::{Bench, Bound, NotBound};
+use crate::bind::{installs, Bench, Bound, NotBound};
 use crate::choose::{order_decided, qualify, row_note, Choice, Pin, Wanted};
 use crate::decisions::{self, Resolved};
 use crate::digest;
@@ -31,7 +32,7 @@ use crate::precision::{self, Descriptor, PrecisionSpec};
 use crate::progress::Progress;
 use crate::receipt::{
     Assumption, CalibrationNote, CheckpointNote, ControlNote, MemoryNote, PluginNote, Receipt,
-    RefusalNote, SeatNote, TimingNote, UnitNote, SCHEMA,
+    RefusalNote, SeatNote, TimingNote, UnitNote, WireNote, SCHEMA,
 };
 use crate::samples::Samples;
 use crate::schemes::{self, Decision, SchemeRecord, Selected};
@@ -138,6 +139,20 @@ impl Attachment {
     }
 }
 
+/// What is done, in this order, whatever the structures are: what the model offers, where it is in the graph, what is
+/// measured, what the scheme says, who keeps which operation, which pairs are wired, what is bound and judged by itself,
+/// what stays together.
+pub const STAGES: [&str; 8] = [
+    "discover",
+    "locate",
+    "calibrate",
+    "scheme",
+    "ownership",
+    "wires",
+    "bind",
+    "gate",
+];
+
 /// See the module.
 pub fn attach(
     host: &Host,
@@ -201,8 +216,7 @@ pub fn auto_swaps(
             taken.extend(bound);
         }
     }
-    let installs = taken.iter().map(|b| b.install.clone()).collect();
-    let plan = prepared.plan(installs)?;
+    let plan = prepared.plan(installs(&taken))?;
     let all = prepared.adopted.iter().chain(&taken);
     let seats = all.map(|b| b.seat.clone()).collect();
     Ok(Swaps {
@@ -272,6 +286,8 @@ struct Prepared<'a> {
     /// Seats of every plan.
     adopted: Vec<Bound>,
     adoption: Option<Adopted>,
+    /// Wires that were bound.
+    negotiated: Vec<WireNote>,
 }
 
 impl<'a> Prepared<'a> {
@@ -420,6 +436,7 @@ impl<'a> Prepared<'a> {
             kept,
             adopted: Vec::new(),
             adoption: None,
+            negotiated: Vec::new(),
         };
         if let Some(wish) = &options.adopt {
             progress.stage("adopt", 0);
@@ -726,6 +743,8 @@ impl<'a> Prepared<'a> {
         let mut active: Vec<Bound> = Vec::new();
         let mut units: Vec<UnitNote> = Vec::new();
         let mut alive: BTreeSet<usize> = self.eligible().collect();
+        progress.stage("wires", 0);
+        active.extend(self.wires(&judge, &mut alive, &mut units)?);
         let mut lost: Vec<(usize, String)>;
         loop {
             let round = self.ownership(&alive, &active);
@@ -895,13 +914,11 @@ impl<'a> Prepared<'a> {
                 ..UnitNote::default()
             },
             None => {
-                let total = self.judged.len()
-                    + 2 * (self.options.schedule.rounds() * (self.options.schedule.iters() + 1))
-                        as usize;
-                judge.progress.stage(&format!("judge {label}"), total);
-                let installs: Vec<Install> = bounds.iter().map(|b| b.install.clone()).collect();
+                judge
+                    .progress
+                    .stage(&format!("judge {label}"), self.judging());
                 let seats: Vec<Arc<Seat>> = bounds.iter().map(|b| b.seat.clone()).collect();
-                judge.judge(installs, &seats)?
+                judge.judge(installs(&bounds), &seats)?
             }
         };
         note.name = name.into();
@@ -923,12 +940,9 @@ impl<'a> Prepared<'a> {
         if active.is_empty() {
             return Ok(None);
         }
-        let total = self.judged.len()
-            + 2 * (self.options.schedule.rounds() * (self.options.schedule.iters() + 1)) as usize;
-        progress.stage("judge union", total);
-        let installs: Vec<Install> = active.iter().map(|b| b.install.clone()).collect();
+        progress.stage("judge union", self.judging());
         let seats: Vec<Arc<Seat>> = active.iter().map(|b| b.seat.clone()).collect();
-        let mut note = judge.judge(installs, &seats)?;
+        let mut note = judge.judge(installs(active.iter()), &seats)?;
         note.name = "union".into();
         let names = |f: fn(&SeatNote) -> String| -> String {
             let set: BTreeSet<String> = active.iter().map(|b| f(&b.note)).collect();
@@ -950,6 +964,12 @@ impl<'a> Prepared<'a> {
     /// Some of the judged samples are among those the scales were fitted on.
     fn fit_residual(&self) -> bool {
         self.calibration.note.held_out < self.judged.len()
+    }
+
+    /// Steps of judging one unit, for progress.
+    fn judging(&self) -> usize {
+        let schedule = self.options.schedule;
+        self.judged.len() + 2 * (schedule.rounds() * (schedule.iters() + 1)) as usize
     }
 
     fn judged_on(&self) -> String {
@@ -988,15 +1008,15 @@ impl<'a> Prepared<'a> {
         }
         let seats: Vec<Arc<Seat>> = active.iter().map(|b| b.seat.clone()).collect();
         let ledger = summary(&seats);
-        let installs = active.iter().map(|b| b.install.clone()).collect();
-        let plan = self.plan(installs)?;
+        let plan = self.plan(installs(&active))?;
         let adopted: Vec<Arc<Seat>> = self.adopted.iter().map(|b| b.seat.clone()).collect();
         let schedule = self.options.schedule;
         let threads = structures_loader::pool::Pool::global().threads();
         let note = self.calibration.note.clone();
         let used: BTreeSet<&str> = units
             .iter()
-            .map(|u| u.plugin.as_str())
+            // Both ends of a wire are named.
+            .flat_map(|u| u.plugin.split('+'))
             .chain(self.adopted.iter().map(|b| b.note.plugin.as_str()))
             .filter(|p| !p.is_empty())
             .collect();
@@ -1083,7 +1103,18 @@ impl<'a> Prepared<'a> {
             refused,
             kept_host: std::mem::take(&mut self.kept),
             adopted: self.adoption.take(),
-            negotiated: Vec::new(),
+            negotiated: {
+                let stays = |key: &str, structure: &str| {
+                    let mut notes = active.iter().map(|b| &b.note);
+                    notes.any(|n| n.key == key && n.structure == structure && n.wire.is_some())
+                };
+                for wire in &mut self.negotiated {
+                    let ends = [&wire.producer, &wire.consumer];
+                    wire.active = ends.iter().all(|e| stays(&e.key, &e.structure));
+                }
+                std::mem::take(&mut self.negotiated)
+            },
+            stages: STAGES.iter().map(|s| (*s).to_string()).collect(),
             units,
             union,
             ledger,

@@ -12,6 +12,7 @@ pub mod adopt;
 pub mod attach;
 pub mod bind;
 mod bound_seam;
+pub mod chain;
 pub mod choose;
 pub mod decisions;
 pub mod digest;
@@ -36,6 +37,7 @@ pub mod sites;
 pub mod stats;
 pub mod trial;
 pub mod verify;
+pub mod wires;
 pub mod workload;
 
 pub use error::Error;

@@ -510,6 +510,7 @@ impl Seeded {
             states: Vec::new(),
             scheme: BTreeMap::new(),
             packed: BTreeMap::new(),
+            wires: BTreeMap::new(),
         };
         let bound = bind_form(
             plugin,

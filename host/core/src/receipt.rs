@@ -63,7 +63,10 @@ pub struct Receipt {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adopted: Option<Adopted>,
     /// Negotiated wires.
-    pub negotiated: Vec<Json>,
+    pub negotiated: Vec<WireNote>,
+    /// Stages of the plan in the order they were done.
+    #[serde(default)]
+    pub stages: Vec<String>,
     /// Units in the order they were judged.
     pub units: Vec<UnitNote>,
     /// All active units together.
@@ -287,4 +290,66 @@ pub struct SeatNote {
     /// Why wider spans were not taken.
     #[serde(default)]
     pub note: Vec<String>,
+    /// The wire it is on, with its partner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire: Option<SeatWire>,
+}
+
+/// One seat's end of a wire.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SeatWire {
+    /// Name of the port.
+    pub port: String,
+    /// Whether it is an output.
+    pub emits: bool,
+    /// Format of the wire.
+    pub format: String,
+    /// What both ends take their scale from.
+    pub amax: f32,
+    /// `structure:key` of the seat at the other end.
+    pub peer: String,
+    /// Most rows observed: more than that demotes both.
+    pub rows: u64,
+}
+
+/// One negotiated wire.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WireNote {
+    /// The unit: `chain:<producer>+<consumer>`, structures.
+    pub unit: String,
+    /// Who sends.
+    pub producer: WireEndNote,
+    /// Who reads.
+    pub consumer: WireEndNote,
+    /// Name of the value in the host's graph.
+    pub value: String,
+    /// Module of the structure that owns the block.
+    pub owner: String,
+    /// Format.
+    pub format: String,
+    /// Calibrated at the consumer's input.
+    pub amax: f32,
+    /// The one scale of both ends.
+    pub scale: f32,
+    /// Median rows, which the pair is bound for.
+    pub rows: u64,
+    /// Cosine of the pair on what the host feeds it.
+    pub smoke: f64,
+    /// Whether both seats stay.
+    pub active: bool,
+}
+
+/// One end of a negotiated wire.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireEndNote {
+    /// Receipt key of the seam.
+    pub key: String,
+    /// Structure.
+    pub structure: String,
+    /// Port.
+    pub port: String,
+    /// Plugin.
+    pub plugin: String,
+    /// Form.
+    pub form: String,
 }

@@ -1,6 +1,6 @@
 //! The number formats a product may be executed in, and what they mean for a declaration.
 
-use structures_plugin_api::describe::{FormDecl, StatisticDecl, WeightFormat};
+use structures_plugin_api::describe::{FormDecl, StatisticDecl, WeightFormat, WIRE_FP8_E4M3};
 
 use structures_plugin_api::formats::BlockFormat;
 
@@ -162,6 +162,15 @@ impl Format {
         decl.quantises = !matches!(row.weights, WeightFormat::None | WeightFormat::Bf16);
         decl.rounds = (row.weights == WeightFormat::Bf16).then(|| "bf16".into());
         decl.balances = self.balances();
+        let ends = |end: &str, ports: &[&str]| -> Vec<String> {
+            let one = |port: &&str| format!("{end}:{port}:{WIRE_FP8_E4M3}");
+            ports.iter().map(one).collect()
+        };
+        match self {
+            Format::F32 => decl.wires = ends("emits", leaf.emits),
+            Format::Fp8Static => decl.wires = ends("accepts", leaf.accepts),
+            _ => {}
+        }
         let statistics = |points: &[&str], (statistic, granularity): (&str, &str)| {
             let one = |point: &&str| StatisticDecl {
                 point: (*point).into(),

@@ -45,6 +45,10 @@ pub struct Leaf {
     pub points_under: &'static [(&'static str, &'static str)],
     /// Slots that are packed as one and so share a per-tensor scale.
     pub scale_groups: &'static [&'static [&'static str]],
+    /// Outputs that the unquantised form can send over a wire.
+    pub emits: &'static [&'static str],
+    /// Inputs that the form with E4M3 activations can take from a wire.
+    pub accepts: &'static [&'static str],
     /// Axes of which not every value is accepted.
     pub variants: &'static [(&'static str, &'static [&'static str])],
     /// Binds it in a format.
@@ -69,6 +73,8 @@ impl Leaf {
             points_under: &[],
             content: &[],
             scale_groups: &[],
+            emits: &[],
+            accepts: &[],
             variants: &[],
             bind,
         }

@@ -335,6 +335,7 @@ impl<'a> Judge<'a> {
                 states: span.states.clone(),
                 scheme: BTreeMap::new(),
                 packed: BTreeMap::new(),
+                wires: BTreeMap::new(),
             },
             dtype: self.draft.dtype,
             capacity: rows,

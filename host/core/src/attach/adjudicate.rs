@@ -4,9 +4,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use structures_graph::session::{Install, Plan};
+use structures_graph::session::Plan;
 
 use super::{median, Bound, Choice, Decision, Judge, Options, Prepared, Wanted};
+use crate::bind::installs;
 use crate::decisions;
 use crate::error::Error;
 use crate::gates::adjudicate::{race, winner, Standing};
@@ -152,8 +153,7 @@ impl Prepared<'_> {
             });
         }
         let seats: Vec<Arc<Seat>> = bounds.iter().map(|b| b.seat.clone()).collect();
-        let installs: Vec<Install> = bounds.into_iter().map(|b| b.install).collect();
-        let plan = self.plan(installs)?;
+        let plan = self.plan(installs(&bounds))?;
         let mut note = UnitNote::default();
         if let Some(no) = judge.parity(&plan, &seats, &mut note)? {
             standing.lost = Some(format!("{}: {}", no.code, no.reason));

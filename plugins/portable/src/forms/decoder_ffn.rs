@@ -19,6 +19,7 @@ pub const LEAF: Leaf = Leaf {
     formats: &Format::ALL,
     packed: true,
     points: &["x_after_norm", "act_after_mul"],
+    accepts: &["x_after_norm"],
     scale_groups: &[&["w_gate", "w_up"]],
     variants: &[
         ("activation", &["silu", "gelu"]),
@@ -73,13 +74,18 @@ fn bind(
         _ => (None, "x_after_norm", "y"),
     };
     let host = &shared.host;
+    let gate_up = Linear::bind(host, format, &[gate, up], request, "x_after_norm")?;
+    if gate_up.coded() && block.is_some() {
+        let text = "span `block` makes x_after_norm itself";
+        return Err(Failure::refused("wire_format", text));
+    }
     let ffn = Ffn {
         shared: shared.clone(),
-        rows: Rows::of(request)?,
+        rows: Rows::of(request)?.coded(gate_up.coded()),
         boundary: Boundary::of(request)?,
         activation: Activation::from_axis(request.axis("activation")?)?,
         block,
-        gate_up: Linear::bind(host, format, &[gate, up], request, "x_after_norm")?,
+        gate_up,
         down: Linear::bind(host, format, &[down], request, "act_after_mul")?,
         input: ports::position(inputs, input)?,
         output: ports::position(outputs, output)?,

@@ -27,7 +27,8 @@ pub const LEAF: Leaf = Leaf {
     ],
     packed: true,
     points: &["x"],
-    // `bf16` is the axis' word for "the boundary dtype"; wires are not consumed here.
+    accepts: &["x"],
+    // `bf16` is the axis' word for "the boundary dtype"; a wire is declared as one, not by the axis.
     variants: &[
         ("in_dtype", &["bf16"]),
         ("bias", &["none", "add"]),
@@ -76,7 +77,7 @@ fn bind(
     };
     let projection = Projection {
         shared: shared.clone(),
-        rows: Rows::of(request)?,
+        rows: Rows::of(request)?.coded(linear.coded()),
         bias: bias.map(|bias| bias.to_f32_vec()).transpose()?,
         epilogue,
         x: ports::position(inputs, "x")?,

@@ -25,9 +25,10 @@ pub const LEAF: Leaf = Leaf {
     ],
     packed: true,
     points: &["x"],
+    accepts: &["x"],
     scale_groups: &[&["w_*"]],
-    // `bf16_fused_quant` is the axis' word for "as it comes"; an input that is already quantised is a
-    // wire, which this backend does not consume.
+    // `bf16_fused_quant` is the axis' word for "as it comes"; an input that is already quantised is
+    // declared as a wire, not by the axis.
     variants: &[("bind", &["leaf"]), ("in_dtype", &["bf16_fused_quant"])],
     ..Leaf::plain("qkv_pack", &["pack"], bind)
 };
@@ -82,10 +83,11 @@ fn bind(
         );
         return Err(Failure::refused("weight_missing", text));
     }
+    let linear = Linear::bind(&shared.host, format, &weights, request, "x")?;
     let pack = Pack {
         shared: shared.clone(),
-        rows: Rows::of(request)?,
-        linear: Linear::bind(&shared.host, format, &weights, request, "x")?,
+        rows: Rows::of(request)?.coded(linear.coded()),
+        linear,
         siblings,
         x: ports::position(&request.params.inputs, "x")?,
     };

@@ -122,6 +122,7 @@ pub fn run(form: &str, case: &Case, swapped: bool) -> Result<Vec<Vec<f32>>, Fail
         states: Vec::new(),
         packed: BTreeMap::new(),
         scheme: BTreeMap::new(),
+        wires: BTreeMap::new(),
     };
     let stored: Vec<Stored> = case
         .weights
