@@ -98,7 +98,7 @@ impl BlockFormat {
 
     /// Bytes of a row of `k` elements; `None` when that is no whole number of blocks, or none.
     pub const fn row_bytes(self, k: usize) -> Option<usize> {
-        if k == 0 || k % self.block() != 0 {
+        if k == 0 || !k.is_multiple_of(self.block()) {
             return None;
         }
         let blocks = k / self.block();

@@ -67,7 +67,7 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
                 tracing::info!(path = %r.path, code = %r.code, "{}", r.reason);
             }
             if let Some(adopted) = &swaps.adopted {
-                eprintln!("{}", adopted.summary());
+                say(&adopted.summary());
             }
             (swaps.plan, swaps.seats)
         }
