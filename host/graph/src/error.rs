@@ -61,6 +61,14 @@ pub enum GraphError {
         /// Why.
         reason: String,
     },
+    /// The memory of a place is gone, and with it what lay there.
+    #[error("`{place}` is lost: {reason}")]
+    PlaceLost {
+        /// Which.
+        place: String,
+        /// Why.
+        reason: String,
+    },
     /// A file of a module tree cannot be read.
     #[error("{path}: {reason}")]
     Tree {

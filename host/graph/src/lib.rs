@@ -16,6 +16,7 @@ mod infer;
 pub mod kernels;
 mod kinds;
 pub mod ops;
+pub mod place;
 mod plan;
 pub mod session;
 mod state;
@@ -30,5 +31,6 @@ pub use graph::{
 pub use kernels::{eval, eval_rounded, ActKind};
 pub use kinds::word as activation_word;
 pub use ops::{AttrValue, Attrs, OpKind};
+pub use place::{Away, AwayOutcome, Held, Place};
 pub use session::{Install, Observer, ParamSource, Plan, Session, SpanOutcome, SpanRunner, State};
 pub use tree::{Module, ModuleKind, ModuleTree};

@@ -30,6 +30,7 @@ use crate::GraphError;
 
 pub use act::ActKind;
 pub(crate) use prepare::{Kernel, ReshapeDim};
+pub(crate) use view::reshaped;
 
 /// Why a kernel did not compute; becomes a [`GraphError`] that names the operation.
 #[derive(Debug)]
