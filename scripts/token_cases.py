@@ -174,7 +174,7 @@ def published(lines):
     yield "wordpiece", t
 
 
-PRES = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35", "dbrx", "glm4", "falcon", "deepseek-llm", "deepseek-coder", "deepseek-v3", "tekken", "gpt-4o", "bloom", "viking", "bailingmoe", "seed-coder", "exaone-moe", "minicpm5"]
+PRES = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35", "dbrx", "glm4", "falcon", "deepseek-llm", "deepseek-coder", "deepseek-v3", "tekken", "gpt-4o", "bloom", "viking", "bailingmoe", "seed-coder", "exaone-moe", "minicpm5", "jais-2", "superbpe", "ufakzeka", "granite-embed-multi-97m"]
 
 
 def stored(out, made):
