@@ -1,6 +1,8 @@
 //! The number formats a product is executed in here, and what they mean for a declaration.
 
-use structures_plugin_api::describe::{Band, DimBand, FormDecl, StatisticDecl, WeightFormat};
+use structures_plugin_api::describe::{
+    Band, DimBand, FormDecl, StatisticDecl, WeightFormat, WIRE_FP8_E4M3,
+};
 use structures_plugin_api::DType;
 
 use crate::kernels;
@@ -73,7 +75,8 @@ impl Format {
     }
 
     /// The declaration of a structure's form in this format. `points` are where activations are rounded, `summed`
-    /// the symbols that products sum over.
+    /// the symbols that products sum over, `wires` the inputs
+    /// that may come as codes.
     ///
     /// Tolerances: an intermediate that differs in its last bit may fall on the other side of a code's edge and then
     /// differs by a whole step; those of bf16 and FP8 are the portable backend's doubled, for another order of summing.
@@ -83,6 +86,7 @@ impl Format {
         spans: &[&str],
         points: &[&str],
         summed: &[&str],
+        wires: &[&str],
     ) -> FormDecl {
         let owned = |list: &[&str]| list.iter().map(|s| (*s).to_string()).collect::<Vec<_>>();
         let mut decl = FormDecl::new(structure, self.name(), self.name());
@@ -122,6 +126,8 @@ impl Format {
                 decl.activation_format = "e4m3".into();
                 decl.statistics = statistic("amax");
                 decl.quantises = true;
+                let accepts = |port: &&str| format!("accepts:{port}:{WIRE_FP8_E4M3}");
+                decl.wires = wires.iter().map(accepts).collect();
                 (20, 2e-2)
             }
             Format::W8a16Static => {
@@ -144,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_format_says_what_it_rounds_and_where_it_runs() {
-        let of = |format: Format| format.declare("s", &["a"], &["x"], &["K"]);
+        let of = |format: Format| format.declare("s", &["a"], &["x"], &["K"], &["x"]);
         let (bf16, fp8, int8) = (
             of(Format::Bf16),
             of(Format::Fp8Static),

@@ -12,8 +12,8 @@ mod qkv_pack;
 use std::sync::Arc;
 
 use structures_plugin_api::abi::{CallCtx, FormFacts, LogLevel};
-use structures_plugin_api::describe::FormDecl;
-use structures_plugin_api::formats::{bf16_to_f32, f32_to_bf16};
+use structures_plugin_api::describe::{FormDecl, WIRE_FP8_E4M3};
+use structures_plugin_api::formats::{bf16_to_f32, f32_to_bf16, f32_to_e4m3_saturating};
 use structures_plugin_api::sdk::{
     BindRequest, BoundForm, Device, Failure, Host, Tensor, TensorMut,
 };
@@ -83,6 +83,7 @@ impl Site<'_> {
             position,
             width,
             optional: false,
+            wired: wired(self.request, name)?,
         })
     }
 
@@ -111,9 +112,18 @@ pub struct Port {
     position: usize,
     width: u32,
     optional: bool,
+    /// It passes as E4M3 codes.
+    pub wired: bool,
 }
 
 impl Port {
+    fn dtype(&self, boundary: DType) -> DType {
+        match self.wired {
+            true => DType::E4m3,
+            false => boundary,
+        }
+    }
+
     /// The same, may be absent.
     pub fn optional(self) -> Self {
         Port {
@@ -187,7 +197,6 @@ pub fn bind(
     let name = format!("{} {}", leaf.structure, request.form);
     let rung = climb(host, &context, &*body, site.dtype, rows.min(most), &name)?;
     Ok(Box::new(Bound {
-        context,
         dtype: site.dtype,
         device: request.device,
         block_rows: rows,
@@ -211,7 +220,6 @@ pub fn found(structure: &str, form: &str) -> Result<(&'static Leaf, FormDecl), F
 
 /// A bound form.
 struct Bound {
-    context: Arc<Context>,
     dtype: DType,
     device: u32,
     block_rows: u64,
@@ -253,13 +261,15 @@ impl BoundForm for Bound {
             let text = format!("{rows} rows, the form serves 1..={most}");
             return Err(Failure::refused("form_band", text));
         }
-        let size = self.dtype.size() as u64;
         let mut first = 0;
         while first < rows {
             let count = (rows - first).min(self.block_rows);
             let at = |(address, port): (&u64, &Port)| match address {
                 0 => 0,
-                address => address + first * u64::from(port.width) * size,
+                address => {
+                    let size = port.dtype(self.dtype).size() as u64;
+                    address + first * u64::from(port.width) * size
+                }
             };
             let block = Block {
                 queue: ctx.queue.addr() as u64,
@@ -291,9 +301,10 @@ impl Bound {
             let text = format!("the tensor at position {} is absent", port.position);
             return Err(Failure::invalid("view_absent", text));
         };
-        if tensor.dtype() != Some(self.dtype) {
+        let expected = port.dtype(self.dtype);
+        if tensor.dtype() != Some(expected) {
             let found = tensor.dtype().map_or("absent", |dtype| dtype.name());
-            let text = format!("a tensor is {found}, bound for {}", self.dtype.name());
+            let text = format!("a tensor is {found}, bound for {}", expected.name());
             return Err(Failure::invalid("view_dtype", text));
         }
         let known = *rows.get_or_insert(tensor.rows() as u64);
@@ -307,6 +318,10 @@ impl Bound {
             return Err(Failure::invalid("view_layout", text));
         }
         match tensor.device_address() {
+            Some(address) if port.wired && !address.is_multiple_of(16) => {
+                let text = format!("codes at {address:#x}, expected a multiple of 16");
+                Err(Failure::invalid("view_alignment", text))
+            }
             Some(address) if tensor.device() == self.device => Ok(address),
             _ => {
                 let text = format!("device {}, bound on {}", tensor.device(), self.device);
@@ -343,10 +358,22 @@ pub unsafe fn operand(
     }
 }
 
-/// Whether boundary rows are operand rows as they are.
-pub fn is_operand(format: Format, dtype: u32, address: u64) -> bool {
+/// Whether the rows at a port are operand rows as they are.
+pub fn is_operand(format: Format, port: &Port, dtype: u32, address: u64) -> bool {
     let plain = matches!(format, Format::Bf16 | Format::Bf16Pack);
-    plain && dtype == DType::Bf16 as u32 && address.is_multiple_of(16)
+    port.wired || (plain && dtype == DType::Bf16 as u32 && address.is_multiple_of(16))
+}
+
+/// Whether an input or output of this bind is a wire.
+fn wired(request: &BindRequest<'_>, port: &str) -> Result<bool, Failure> {
+    match request.params.wires.get(port).map(String::as_str) {
+        None => Ok(false),
+        Some(WIRE_FP8_E4M3) => Ok(true),
+        Some(other) => {
+            let text = format!("a wire at `{port}` in {other}, expected {WIRE_FP8_E4M3}");
+            Err(Failure::refused("wire_format", text))
+        }
+    }
 }
 
 /// The first rung that runs at the bound rows and agrees with the plain one.
@@ -410,15 +437,13 @@ impl<'b> Trial<'b> {
         let mut inputs = Vec::new();
         for port in body.inputs() {
             let n = (rows * u64::from(port.width)) as usize;
-            inputs.push(context.upload(&noise(&mut seed, dtype, n))?);
+            inputs.push(context.upload(&noise(&mut seed, port.dtype(dtype), n))?);
         }
-        let size = dtype.size() as u64;
         let mut outputs = Vec::new();
         for port in body.outputs() {
-            outputs.push((
-                context.buffer(rows * u64::from(port.width) * size)?,
-                port.width,
-            ));
+            let size = port.dtype(dtype).size() as u64;
+            let bytes = rows * u64::from(port.width) * size;
+            outputs.push((context.buffer(bytes)?, port.width));
         }
         Ok(Trial {
             context,
@@ -497,6 +522,7 @@ fn noise(seed: &mut u32, dtype: DType, n: usize) -> Vec<u8> {
     };
     match dtype {
         DType::F32 => (0..n).flat_map(|_| next().to_le_bytes()).collect(),
+        DType::E4m3 => (0..n).map(|_| f32_to_e4m3_saturating(next())).collect(),
         _ => (0..n)
             .flat_map(|_| f32_to_bf16(next()).to_le_bytes())
             .collect(),

@@ -23,7 +23,13 @@ fn declare() -> Vec<FormDecl> {
     let words = |list: &[&str]| list.iter().map(|s| (*s).to_string()).collect::<Vec<_>>();
     let one = |format: &Format| {
         let points = ["x_after_norm", "act_after_mul"];
-        let mut decl = format.declare("decoder_ffn", &["block", "ffn"], &points, &["D", "F"]);
+        let mut decl = format.declare(
+            "decoder_ffn",
+            &["block", "ffn"],
+            &points,
+            &["D", "F"],
+            &["x_after_norm"],
+        );
         decl.variants
             .insert("activation".into(), words(&["silu", "gelu"]));
         decl.variants
@@ -140,6 +146,7 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
                     position: usize::MAX,
                     width,
                     optional: true,
+                    wired: false,
                 }));
             }
             let norm = Norm {
@@ -213,7 +220,7 @@ impl Body for Ffn {
                         .launch(block.queue, kernel, grid, arguments)?;
                     x = to;
                 }
-                None if is_operand(self.format, block.dtype, x) => {}
+                None if is_operand(self.format, &self.inputs[0], block.dtype, x) => {}
                 None => {
                     operand(&self.prologue, block, x, to, how)?;
                     x = to;

@@ -21,7 +21,7 @@ pub const LEAF: Leaf = Leaf {
 fn declare() -> Vec<FormDecl> {
     let words = |list: &[&str]| list.iter().map(|s| (*s).to_string()).collect::<Vec<_>>();
     let one = |format: &Format| {
-        let mut decl = format.declare("linear_proj", &["proj"], &["x"], &["K"]);
+        let mut decl = format.declare("linear_proj", &["proj"], &["x"], &["K"], &["x"]);
         // `bf16` is the axis' word for "the boundary dtype".
         decl.variants.insert("in_dtype".into(), words(&["bf16"]));
         decl.variants.insert("bias".into(), words(&["none", "add"]));
@@ -129,7 +129,7 @@ impl Body for Projection {
         let mut x = block.inputs[0];
         // SAFETY: the caller's rows; the scratch has as many operand rows.
         unsafe {
-            if !is_operand(self.format, block.dtype, x) {
+            if !is_operand(self.format, &self.inputs[0], block.dtype, x) {
                 let to = self.operand.address();
                 operand(
                     &self.prologue,

@@ -1,7 +1,9 @@
-//! `norm_fused`: layer norm with its affine part, in f32, rounded once.
+//! `norm_fused`: layer norm with its affine part, in f32, rounded once: to the boundary, or to the codes of a wire.
 
-use structures_plugin_api::describe::FormDecl;
+use structures_plugin_api::describe::{FormDecl, WIRE_FP8_E4M3};
+use structures_plugin_api::formats::fp8_scale;
 use structures_plugin_api::sdk::Failure;
+use structures_plugin_api::DType;
 
 use super::{Block, Body, Leaf, Port, Site};
 use crate::context::{Arguments, Buffer, Grid, Kernel};
@@ -20,6 +22,7 @@ fn declare() -> Vec<FormDecl> {
     decl.spans = vec!["norm".into()];
     decl.dtypes = vec!["f32".into(), "bf16".into()];
     decl.variants.insert("norm".into(), vec!["layer".into()]);
+    decl.wires = vec![format!("emits:y:{WIRE_FP8_E4M3}")];
     decl.archs = kernels::GENERIC.iter().map(|a| (*a).to_string()).collect();
     decl.priority = 20;
     vec![decl]
@@ -30,6 +33,8 @@ struct Norm {
     w: Buffer,
     b: Buffer,
     eps: f32,
+    /// Of the codes; 1 without a wire.
+    scale: f32,
     width: u32,
     inputs: [Port; 1],
     outputs: [Port; 1],
@@ -45,13 +50,18 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
         ));
     }
     let width = d as u32;
+    let y = site.port(&request.params.outputs, "y", width)?;
     Ok(Box::new(Norm {
         kernel: site.module.kernel("norm_fused_layer", 0)?,
         w: site.floats("w", &[d], 0.0)?,
         b: site.floats("b", &[d], 0.0)?,
         eps: request.number("eps")? as f32,
         inputs: [site.port(&request.params.inputs, "x", width)?],
-        outputs: [site.port(&request.params.outputs, "y", width)?],
+        scale: match y.wired {
+            true => fp8_scale(request.scalar_statistic("y", "amax")?),
+            false => 1.0,
+        },
+        outputs: [y],
         width,
     }))
 }
@@ -74,7 +84,11 @@ impl Body for Norm {
     }
 
     unsafe fn run(&self, _rung: Rung, block: &Block) -> Result<(), Failure> {
-        let (x, y, scale) = (block.inputs[0], block.outputs[0], 1.0_f32);
+        let (x, y) = (block.inputs[0], block.outputs[0]);
+        let y_dtype = match self.outputs[0].wired {
+            true => DType::E4m3 as u32,
+            false => block.dtype,
+        };
         let (w, b) = (self.w.address(), self.b.address());
         let arguments = Arguments::default();
         let arguments = arguments
@@ -85,9 +99,9 @@ impl Body for Norm {
             .with(&self.eps);
         let arguments = arguments
             .with(&y)
-            .with(&block.dtype)
+            .with(&y_dtype)
             .with(&self.width)
-            .with(&scale);
+            .with(&self.scale);
         let grid = Grid {
             blocks: (block.rows, 1),
             threads: 256,

@@ -27,7 +27,7 @@ pub const LEAF: Leaf = Leaf {
 
 fn declare() -> Vec<FormDecl> {
     let one = |format: &Format| {
-        let mut decl = format.declare("qkv_pack", &["pack"], &["x"], &["K"]);
+        let mut decl = format.declare("qkv_pack", &["pack"], &["x"], &["K"], &["x"]);
         decl.variants.insert("bind".into(), vec!["leaf".into()]);
         // `bf16_fused_quant` is the axis' word for "as it comes".
         decl.variants
@@ -161,7 +161,7 @@ impl Body for Pack {
         let mut x = block.inputs[0];
         // SAFETY: the caller's rows; the scratch has as many operand rows.
         unsafe {
-            if !is_operand(self.format, block.dtype, x) {
+            if !is_operand(self.format, &self.inputs[0], block.dtype, x) {
                 let to = self.operand.address();
                 operand(
                     &self.prologue,
