@@ -106,6 +106,10 @@ pub struct FormDecl {
     /// without colons is a wire inside the form, which no host sees.
     #[serde(default)]
     pub wires: Vec<String>,
+    /// Architectures it serves where they are fewer than the description's: kernels that use what one generation
+    /// has. Empty takes the description's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub archs: Vec<String>,
     /// Whether it may be captured.
     #[serde(default)]
     pub capture: bool,
@@ -424,6 +428,7 @@ impl FormDecl {
             precision_rank: 0,
             quantises: false,
             wires: Vec::new(),
+            archs: Vec::new(),
             capture: false,
             concurrent: false,
             priority: 0,
