@@ -8,7 +8,9 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 #![forbid(unsafe_code)]
 
+pub mod captured;
 pub mod check;
+mod crew;
 mod dump;
 pub mod error;
 pub mod graph;
@@ -22,7 +24,9 @@ pub mod session;
 mod state;
 pub mod tree;
 
+pub use captured::{Capture, Greedy, StaticPlan};
 pub use check::check;
+pub use crew::{Alone, Crew};
 pub use error::GraphError;
 pub use graph::{
     Dim, Graph, GraphBuilder, Layout, Op, OpId, Origin, ParamRef, RegionKind, StateRegion, Value,
@@ -32,5 +36,7 @@ pub use kernels::{eval, eval_rounded, ActKind};
 pub use kinds::word as activation_word;
 pub use ops::{AttrValue, Attrs, OpKind};
 pub use place::{Away, AwayOutcome, Held, Place};
-pub use session::{Install, Observer, ParamSource, Plan, Session, SpanOutcome, SpanRunner, State};
+pub use session::{
+    Frozen, Install, Observer, ParamSource, Plan, Session, SpanOutcome, SpanRunner, State,
+};
 pub use tree::{Module, ModuleKind, ModuleTree};

@@ -52,6 +52,22 @@ pub enum SpanOutcome {
     Host,
 }
 
+/// Dense f32 elements with their dims.
+pub type View<'a> = (&'a [f32], &'a [usize]);
+/// The same, to be filled.
+pub type ViewMut<'a> = (&'a mut [f32], &'a [usize]);
+
+/// What is settled about a span when a step is captured: its shapes will not change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frozen {
+    /// The runner serves every replay, in the plan's memory.
+    Served,
+    /// The host's operations run here: the runner's declaration leaves these shapes to it, or it gave itself up.
+    Host,
+    /// The runner is asked at every replay and takes tensors.
+    Tensors,
+}
+
 /// Executes a span in place of the host's operations.
 pub trait SpanRunner: Send + Sync {
     /// One call. `inputs` in the order of [`Install::inputs`].
@@ -79,6 +95,28 @@ pub trait SpanRunner: Send + Sync {
         let _ = reason;
         Ok(())
     }
+
+    /// Whether calls of these sizes are served, asked once when a step is captured. What grows with the state comes at
+    /// its largest. An error is a contract that these sizes miss.
+    fn freeze(&self, _inputs: &[Option<&[usize]>]) -> Result<Frozen, GraphError> {
+        Ok(Frozen::Tensors)
+    }
+
+    /// One call of a captured step whose runner answered [`Frozen::Served`]: fills the outputs and allocates nothing.
+    /// An error ends the step. It is counted here, a served call is not.
+    fn replay(
+        &self,
+        _inputs: &[Option<View<'_>>],
+        _outputs: &mut [ViewMut<'_>],
+    ) -> Result<(), GraphError> {
+        Err(GraphError::Span {
+            name: "span".into(),
+            reason: "its runner only takes tensors".into(),
+        })
+    }
+
+    /// A captured step was replayed to its end, with what was settled for this span: counts it.
+    fn replayed(&self, _planned: Frozen) {}
 }
 
 /// A span to be handed to a runner.
@@ -109,7 +147,7 @@ impl std::fmt::Debug for Install {
 
 /// How the session runs one operation.
 #[derive(Debug)]
-enum Exec {
+pub(crate) enum Exec {
     Kernel(Kernel),
     /// Appends to a region, by index.
     Append(usize),
@@ -174,6 +212,10 @@ impl Session {
     /// The graph.
     pub fn graph(&self) -> &Arc<Graph> {
         &self.graph
+    }
+
+    pub(crate) fn exec(&self, op: OpId) -> &Exec {
+        &self.exec[op.0]
     }
 
     /// A parameter of the graph, f32, as stored.
@@ -473,7 +515,7 @@ impl Session {
     }
 
     /// Checks the inputs against the declared dims; gives what the symbols are.
-    fn bind_inputs(
+    pub(crate) fn bind_inputs(
         &self,
         inputs: &[Tensor],
         state: &State,
@@ -614,7 +656,7 @@ fn resolve_symbols(dims: &mut [ReshapeDim], words: &[AttrValue], operand: &[Dim]
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::graph::{GraphBuilder, StateRegion};
     use crate::place::Away;
@@ -622,7 +664,7 @@ mod tests {
     use std::sync::Mutex;
 
     /// Random parameters by name, made on demand.
-    struct Random;
+    pub(crate) struct Random;
     impl ParamSource for Random {
         fn tensor(&self, param: &ParamRef) -> Result<Tensor, GraphError> {
             let dims: &[usize] = match param.path.as_str() {
@@ -636,7 +678,7 @@ mod tests {
         }
     }
 
-    fn random(dims: &[usize], seed: u32) -> Tensor {
+    pub(crate) fn random(dims: &[usize], seed: u32) -> Tensor {
         let mut s = seed;
         let data: Vec<f32> = (0..dims.iter().product())
             .map(|_| {
@@ -648,7 +690,7 @@ mod tests {
     }
 
     /// embed -> norm -> q (2 heads of 4), k and v (1 head) from one parameter -> rope -> KV -> attention -> o -> add.
-    fn decoder() -> Arc<Graph> {
+    pub(crate) fn decoder() -> Arc<Graph> {
         let mut b = GraphBuilder::new("decode");
         let (bt, s) = (["B", "T"], |n: &str| Dim::Symbol(n.into()));
         let dims = |tail: &[usize]| -> Vec<Dim> {
@@ -776,7 +818,7 @@ mod tests {
         Arc::new(b.finish())
     }
 
-    fn inputs(from: i64, n: i64) -> [Tensor; 2] {
+    pub(crate) fn inputs(from: i64, n: i64) -> [Tensor; 2] {
         let ids: Vec<i64> = (from..from + n).map(|i| (i * 7 + 3) % 11).collect();
         let pos: Vec<i64> = (from..from + n).collect();
         let n = n as usize;
