@@ -19,7 +19,7 @@ use structures_seams::{resolve_ownership, Claim};
 
 use crate::adopt::{Adopted, Blocks, Wish};
 use crate::bind::{installs, Bench, Bound, NotBound};
-use crate::choose::{order_decided, qualify, row_note, Choice, Pin, Wanted};
+use crate::choose::{order_decided, qualify, Choice, Pin, Wanted};
 use crate::decisions::{self, Resolved};
 use crate::digest;
 use crate::environment::cpu_name;
@@ -177,6 +177,9 @@ pub struct Swaps {
     pub adopted: Option<Adopted>,
 }
 
+/// Code of a seam that a recorded decision leaves with the host.
+const DECIDED_HOST: &str = "decided_host";
+
 /// Binds without judging: the caller owns the gate and must read the ledger.
 pub fn auto_swaps(
     host: &Host,
@@ -186,6 +189,7 @@ pub fn auto_swaps(
     progress: &dyn Progress,
 ) -> Result<Swaps, Error> {
     let mut prepared = Prepared::new(host, model, samples, options, progress)?;
+    prepared.settle_adopted();
     let mut taken: Vec<Bound> = Vec::new();
     let mut alive: BTreeSet<usize> = prepared.eligible().collect();
     progress.stage("bind", alive.len());
@@ -398,7 +402,7 @@ impl<'a> Prepared<'a> {
                 .lookup(&device, &seam.structure, median(&seam.rows));
             if let (Some(d), false) = (decided.filter(|d| d.winner == decisions::HOST), pinned) {
                 *decision = Decision::Keep {
-                    code: "decided_host".into(),
+                    code: DECIDED_HOST.into(),
                     reason: format!("recorded for {} rows on {device}: the host", d.band()),
                 };
             }
@@ -646,25 +650,11 @@ impl<'a> Prepared<'a> {
             let reason = format!("`{owner}` keeps an operation of span `{name}`");
             return not(blank("owned_by", reason));
         }
-        let form = scheme_form(choice);
-        if let Some(reason) = self.scheme_plan.undelivered(&self.seams[site], &form) {
-            return not(blank("statistic_unmeasurable", reason));
-        }
-        if let Some(dtype) = &choice.form.rounds {
-            if !self.selected.scheme.allows_rounding(dtype) {
-                let scheme = self.selected.scheme.name();
-                let reason =
-                    format!("the form rounds to {dtype}, which scheme {scheme} does not allow");
-                return not(blank("rounds_not_allowed", reason));
-            }
+        if let Err((code, reason)) = self.scheme_admits(site, choice) {
+            return not(blank(code, reason));
         }
         let scheme = match &self.decisions[site] {
-            Decision::Route { params, .. } => {
-                if let Some(reason) = schemes::unserved(params, &form) {
-                    return not(blank("format_no_variant", reason));
-                }
-                params.clone().into_iter().collect()
-            }
+            Decision::Route { params, .. } => params.clone().into_iter().collect(),
             _ => BTreeMap::new(),
         };
         let Some(plugin) = self.host.registry.plugin(choice.plugin) else {
@@ -680,6 +670,33 @@ impl<'a> Prepared<'a> {
             blocks: &Blocks::new(),
         };
         bench.bind(s, span, choice, plugin, rows)
+    }
+
+    /// Whether the scheme delivers what a form needs at a site and allows what it does there.
+    fn scheme_admits(
+        &self,
+        site: usize,
+        choice: &Choice<'_>,
+    ) -> Result<(), (&'static str, String)> {
+        let form = scheme_form(choice);
+        if let Some(reason) = self.scheme_plan.undelivered(&self.seams[site], &form) {
+            return Err(("statistic_unmeasurable", reason));
+        }
+        if let Some(dtype) = &choice.form.rounds {
+            if !self.selected.scheme.allows_rounding(dtype) {
+                let scheme = self.selected.scheme.name();
+                let reason =
+                    format!("the form rounds to {dtype}, which scheme {scheme} does not allow");
+                return Err(("rounds_not_allowed", reason));
+            }
+        }
+        match &self.decisions[site] {
+            Decision::Route { params, .. } => match schemes::unserved(params, &form) {
+                Some(reason) => Err(("format_no_variant", reason)),
+                None => Ok(()),
+            },
+            _ => Ok(()),
+        }
     }
 
     /// The host's rows for every judged sample, and again for the first: they must be the same bits, or nothing can
@@ -725,7 +742,6 @@ impl<'a> Prepared<'a> {
             min_speedup: self.options.min_speedup,
             schedule: self.options.schedule,
             judged_on: self.judged_on(),
-            row_note: row_note(self.seams.first().map_or(&[], |s| s.rows.as_slice())),
             progress,
         }
     }
@@ -737,6 +753,7 @@ impl<'a> Prepared<'a> {
             let reference = self.control(&plain, progress)?;
             let judge = self.bench(&judged, plain, reference, progress);
             self.adopted_parity(&judge)?;
+            self.settle_adopted();
         }
         let reference = self.control(&self.plan(Vec::new())?, progress)?;
         let judge = self.bench(&judged, self.plan(Vec::new())?, reference, progress);
@@ -920,7 +937,7 @@ impl<'a> Prepared<'a> {
                     .progress
                     .stage(&format!("judge {label}"), self.judging());
                 let seats: Vec<Arc<Seat>> = bounds.iter().map(|b| b.seat.clone()).collect();
-                judge.judge(installs(&bounds), &seats)?
+                judge.judge(installs(&bounds), &seats, &self.rows_at(&bounds))?
             }
         };
         note.name = name.into();
@@ -945,7 +962,7 @@ impl<'a> Prepared<'a> {
         }
         progress.stage("judge union", self.judging());
         let seats: Vec<Arc<Seat>> = active.iter().map(|b| b.seat.clone()).collect();
-        let mut note = judge.judge(installs(active.iter()), &seats)?;
+        let mut note = judge.judge(installs(active.iter()), &seats, &self.rows_at(active))?;
         note.name = "union".into();
         let names = |f: fn(&SeatNote) -> String| -> String {
             let set: BTreeSet<String> = active.iter().map(|b| f(&b.note)).collect();
@@ -982,6 +999,31 @@ impl<'a> Prepared<'a> {
             0 => "the samples scales were fitted on (a fit residual)".into(),
             n => format!("{n} held-out samples of {all}, the rest a fit residual"),
         }
+    }
+
+    /// Rows observed at these seats, each as often as at the seat that saw it most.
+    fn rows_at(&self, bounds: &[Bound]) -> Vec<u64> {
+        let mut most: BTreeMap<u64, usize> = BTreeMap::new();
+        for bound in bounds {
+            let here = |i: &usize| {
+                let site = &self.survey.sites[*i];
+                site.seam.key == bound.note.key && site.spec.name == bound.note.structure
+            };
+            let Some(site) = (0..self.seams.len()).find(here) else {
+                continue;
+            };
+            let mut seen: BTreeMap<u64, usize> = BTreeMap::new();
+            for rows in &self.seams[site].rows {
+                *seen.entry(*rows).or_default() += 1;
+            }
+            for (rows, times) in seen {
+                let most = most.entry(rows).or_default();
+                *most = times.max(*most);
+            }
+        }
+        let each = most.into_iter();
+        each.flat_map(|(rows, times)| std::iter::repeat_n(rows, times))
+            .collect()
     }
 
     fn rows(&self) -> Vec<u64> {
@@ -1051,7 +1093,14 @@ impl<'a> Prepared<'a> {
                 rounds: schedule.rounds() as usize,
                 iters: schedule.iters() as usize,
                 threads,
-                baseline: format!("session on candle f32, {threads} threads"),
+                baseline: match adopted.is_empty() {
+                    true => format!("session on candle f32, {threads} threads"),
+                    // Both arms have it: what was adopted is not judged for speed.
+                    false => format!(
+                        "session on candle f32 with {} adopted seats, {threads} threads",
+                        adopted.len()
+                    ),
+                },
                 iteration: match self.workload {
                     Workload::Decode => "one token after a prefilled prompt".into(),
                     Workload::Prefill => format!("one prompt of {} tokens", self.judged[0].len()),
@@ -1127,7 +1176,7 @@ impl<'a> Prepared<'a> {
                 scratch_bytes: active.iter().map(|b| b.scratch_bytes).sum(),
             },
             seats: active.iter().map(|b| b.note.clone()).collect(),
-            precision_spec: executed(&active, &self.calibration.note)?,
+            precision_spec: executed(self.adopted.iter().chain(&active), &self.calibration.note)?,
             digest: String::new(),
         };
         receipt.digest = digest::digest(&serde_json::to_value(&receipt).map_err(not_json)?)?;
@@ -1172,12 +1221,15 @@ pub(crate) fn nothing(note: stats::CalibrationNote) -> Calibration {
 }
 
 /// The scales bound forms really execute, with the dtype of each form.
-fn executed(active: &[Bound], note: &stats::CalibrationNote) -> Result<PrecisionSpec, Error> {
+fn executed<'b>(
+    bounds: impl Iterator<Item = &'b Bound>,
+    note: &stats::CalibrationNote,
+) -> Result<PrecisionSpec, Error> {
     let mut spec = PrecisionSpec {
         source: note.source.clone(),
         ..PrecisionSpec::default()
     };
-    for bound in active {
+    for bound in bounds {
         let Some(dtype) = precision::activation_dtype(&bound.note.activation_format) else {
             continue;
         };

@@ -1,7 +1,8 @@
 //! Which forms may serve a site, in the order they are tried.
 //!
-//! Pin, then recorded decision, then declared priority, then plugin id, then form name, then device, the CPU last; a plugin that calls itself a
-//! reference comes after every other that no decision names. Never directory order.
+//! Pin, then recorded decision, then declared priority, then plugin id, then device (the CPU last), then declared
+//! precision, then form name; a plugin that calls itself a reference comes after every other that no decision names. Never
+//! directory order.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -135,9 +136,9 @@ pub fn order_decided<'p>(
     };
     list.sort_by(|a, b| {
         let key = |c: &Choice<'_>| (!decided(c), c.reference, Reverse(c.form.priority));
-        // A device before the CPU: who has one has it for this.
-        let name = |c: &Choice<'_>| (c.form.name.clone(), c.device == 0, c.device);
-        (key(a), a.plugin, name(a)).cmp(&(key(b), b.plugin, name(b)))
+        // Of one plugin the more precise form first; a device before the CPU: who has one has it for this.
+        let own = |c: &Choice<'_>| (c.device == 0, c.form.precision_rank, c.form.name.clone());
+        (key(a), a.plugin, own(a), a.device).cmp(&(key(b), b.plugin, own(b), b.device))
     });
     list
 }

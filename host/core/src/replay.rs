@@ -3,7 +3,7 @@
 //! A receipt holds the seats, the statistics they were bound with, and the digests of plugins, specs and checkpoint.
 //! Nothing is judged again; anything that differs is a refusal, never a guess.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use structures_graph::session::Plan;
@@ -16,6 +16,7 @@ use crate::bind::{installs, Bench, Bound, NotBound, Place};
 use crate::choose::{qualify, Choice};
 use crate::error::Error;
 use crate::host::{Host, Loaded};
+use crate::precision::{self, Descriptor};
 use crate::receipt::{Receipt, SeatNote, SeatWire};
 use crate::seat::{OnGuardFail, Seat};
 use crate::sites::{Site, Survey};
@@ -294,6 +295,7 @@ fn check(host: &Host, model: &Loaded, receipt: &Receipt) -> Result<(), Error> {
             model.file()
         ));
     }
+    consistent(receipt).or_else(differs)?;
     for note in receipt
         .plugins
         .iter()
@@ -328,6 +330,62 @@ fn check(host: &Host, model: &Loaded, receipt: &Receipt) -> Result<(), Error> {
         if receipt.spec_digests.get(&key) != Some(&spec.digest) {
             return differs(format!(
                 "the spec {key} is not the one the receipt was written with"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What a receipt says twice it says alike, whatever its digest: every seat once, with its plugin's row, under the scale
+/// `precision_spec` has for it, and packed where a layer of `adopted` was taken as stored.
+fn consistent(receipt: &Receipt) -> Result<(), String> {
+    let mut seen = HashSet::new();
+    for seat in receipt.bound() {
+        let name = format!("seat `{}` ({})", seat.key, seat.structure);
+        if !seen.insert((&seat.structure, &seat.key)) {
+            return Err(format!("{name} is listed twice"));
+        }
+        if receipt.plugins.iter().all(|p| p.id != seat.plugin) {
+            return Err(format!(
+                "{name} names plugin `{}`, of which the receipt has no row",
+                seat.plugin
+            ));
+        }
+        let Some(dtype) = precision::activation_dtype(&seat.activation_format) else {
+            continue;
+        };
+        for (name_of, values) in &seat.statistics {
+            let (Some(point), [amax]) = (name_of.strip_suffix("|amax|tensor"), values.as_slice())
+            else {
+                continue;
+            };
+            let key = format!("{}|{point}", seat.key);
+            let stated = receipt.precision_spec.activations.get(&key);
+            let measured = &receipt.calibration.note;
+            let bound = Descriptor::calibrated(dtype, *amax, measured.samples, measured.percentile);
+            let bound = bound.map_err(|e| format!("{name}, `{point}`: {e}"))?;
+            if stated.map(|d| &d.scale) != Some(&bound.scale) {
+                return Err(format!(
+                    "{name} was bound with {amax} at `{point}`, `precision_spec` says otherwise at `{key}`"
+                ));
+            }
+        }
+    }
+    let adopted = receipt
+        .adopted
+        .iter()
+        .flat_map(|a| a.layers.iter().map(move |l| (a, l)));
+    for (adopted, layer) in adopted.filter(|(a, l)| a.refused.is_none() && !l.converted) {
+        let of = |s: &&SeatNote| s.key == layer.key && s.structure == layer.structure;
+        let packed = adopted
+            .seats
+            .iter()
+            .find(of)
+            .and_then(|s| s.packed.get(&layer.slot));
+        if packed != Some(&layer.format) {
+            return Err(format!(
+                "slot `{}` of `{}` was taken as stored, its seat says otherwise",
+                layer.slot, layer.key
             ));
         }
     }

@@ -199,7 +199,7 @@ impl<'a> Prepared<'a> {
             .progress
             .stage(&format!("judge {name}"), self.judging());
         let seats: Vec<_> = bounds.iter().map(|b| b.seat.clone()).collect();
-        let mut note = judge.judge(installs(bounds), &seats)?;
+        let mut note = judge.judge(installs(bounds), &seats, &self.rows_at(bounds))?;
         let both = |f: fn(&Choice<'a>) -> String| {
             let [a, b] = [f(&first.forms[0]), f(&first.forms[1])];
             match a == b {
@@ -312,6 +312,10 @@ impl<'a> Prepared<'a> {
                 let Ok(span) = qualify(s, &choice, "f32", &self.seams[site].rows) else {
                     continue;
                 };
+                // Why not is told where the site is bound by itself.
+                if self.scheme_admits(site, &choice).is_err() {
+                    continue;
+                }
                 let form = choice.form;
                 for wire in form.wire_ends().filter(|w| w.format == WIRE_FP8_E4M3) {
                     let ports = match wire.emits {
