@@ -233,13 +233,17 @@ fn foreign_axis(form: &FormDecl, variant: &BTreeMap<String, String>) -> Option<S
         })
 }
 
-/// Host axes as the graph shows them for this span, the seam's values for the rest, form axes at their default.
+/// Host axes as the graph shows them for this span, the seam's values for the rest, form axes at their default. An axis
+/// that none of these knows is one no operation of the span mentions: its first value stands for all of them.
 pub fn variant_of(site: &Site<'_>, span: usize) -> BTreeMap<String, String> {
     let mut variant: BTreeMap<String, String> = site
         .spec
         .variants
         .iter()
-        .filter_map(|(axis, a)| a.default.clone().map(|d| (axis.clone(), d)))
+        .filter_map(|(axis, a)| {
+            let first = a.default.as_ref().or_else(|| a.values.keys().next());
+            Some((axis.clone(), first?.clone()))
+        })
         .collect();
     variant.extend(
         site.seam

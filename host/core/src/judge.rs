@@ -20,6 +20,8 @@ pub struct Judge<'a> {
     pub runner: Runner<'a>,
     /// The host's plan.
     pub host: Plan,
+    /// Seats that are in the host's plan, and so in every other.
+    pub base: Vec<Install>,
     /// Samples parity is judged on.
     pub samples: &'a [Vec<u32>],
     /// The host's rows for each of them.
@@ -47,6 +49,7 @@ pub struct Judge<'a> {
 impl Judge<'_> {
     /// Judges seats that are in no plan yet. The note says `activated` or `refused`; its names are the caller's.
     pub fn judge(&self, installs: Vec<Install>, seats: &[Arc<Seat>]) -> Result<UnitNote, Error> {
+        let installs = self.base.iter().cloned().chain(installs).collect();
         let plan = self.runner.session().plan(installs)?;
         seats.iter().for_each(|s| s.ledger.reset());
         let mut note = UnitNote {

@@ -509,6 +509,8 @@ impl Seeded {
             outputs: self.outputs.clone(),
             states: Vec::new(),
             scheme: BTreeMap::new(),
+            packed: BTreeMap::new(),
+            wires: BTreeMap::new(),
         };
         let bound = bind_form(
             plugin,
@@ -518,6 +520,7 @@ impl Seeded {
             &statistics,
             &params,
             rows,
+            &crate::adopt::Blocks::new(),
         )?;
         let bound = match bound {
             Ok(b) => Loaded(b),

@@ -161,7 +161,7 @@ impl Seat {
 
     /// Number of rows of a call, or the code and reason why the form must not see it. The order is part of the
     /// contract: dtype, width, device, exact rows, capacity, thread.
-    fn admit(&self, inputs: &[Option<Tensor>]) -> Result<usize, (&'static str, String)> {
+    pub(crate) fn admit(&self, inputs: &[Option<Tensor>]) -> Result<usize, (&'static str, String)> {
         let Some(first) = inputs.iter().flatten().next() else {
             let reason = "the span was called without any input".to_string();
             return Err(("rt_width", reason));
@@ -196,19 +196,33 @@ impl Seat {
             }
             _ => {}
         }
-        if !self.admission.concurrent {
-            let me = std::thread::current().id();
-            if *self.thread.get_or_init(|| me) != me {
-                return Err((
-                    "rt_second_thread",
-                    "the form keeps buffers of its own and belongs to the first thread".into(),
-                ));
-            }
-        }
+        self.admit_thread()?;
         Ok(rows)
     }
 
-    fn out_of_band(&self, rows: usize) -> bool {
+    /// Whether the calling thread may use the form.
+    pub(crate) fn admit_thread(&self) -> Result<(), (&'static str, String)> {
+        let me = std::thread::current().id();
+        if !self.admission.concurrent && *self.thread.get_or_init(|| me) != me {
+            return Err((
+                "rt_second_thread",
+                "the form keeps buffers of its own and belongs to the first thread".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// What a contract miss does here.
+    pub(crate) fn mode(&self) -> OnGuardFail {
+        self.mode
+    }
+
+    /// Dims of the span's inputs and outputs in the host's graph.
+    pub(crate) fn dims(&self) -> (&[Option<Vec<Dim>>], &[Vec<Dim>]) {
+        (&self.input_dims, &self.output_dims)
+    }
+
+    pub(crate) fn out_of_band(&self, rows: usize) -> bool {
         self.admission
             .band
             .is_some_and(|(lo, hi)| rows < lo || rows > hi)
@@ -261,35 +275,9 @@ impl Seat {
     }
 
     fn output_shapes(&self, inputs: &[Option<Tensor>]) -> Result<Vec<Vec<usize>>, GraphError> {
-        let mut symbols: HashMap<&str, usize> = HashMap::new();
-        for (dims, tensor) in self.input_dims.iter().zip(inputs) {
-            if let (Some(dims), Some(tensor)) = (dims, tensor) {
-                for (d, size) in dims.iter().zip(tensor.dims()) {
-                    if let Dim::Symbol(s) = d {
-                        symbols.insert(s, *size);
-                    }
-                }
-            }
-        }
-        self.output_dims
-            .iter()
-            .map(|dims| {
-                dims.iter()
-                    .map(|d| match d {
-                        Dim::Size(n) => Ok(*n),
-                        Dim::Symbol(s) => {
-                            symbols
-                                .get(s.as_str())
-                                .copied()
-                                .ok_or_else(|| GraphError::Span {
-                                    name: self.key.clone(),
-                                    reason: format!("no input tells the size of output dim `{s}`"),
-                                })
-                        }
-                    })
-                    .collect()
-            })
-            .collect()
+        let mut symbols = HashMap::new();
+        learn(&mut symbols, &self.input_dims, inputs);
+        sizes(&self.key, &symbols, &self.output_dims)
     }
 
     fn serve(&self, inputs: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
@@ -298,43 +286,13 @@ impl Seat {
             at: self.key.clone(),
             source: Box::new(source),
         };
-        let contiguous: Vec<Option<Tensor>> = inputs
-            .iter()
-            .map(|t| t.as_ref().map(Tensor::contiguous).transpose())
-            .collect::<Result<_, _>>()
-            .map_err(kernel)?;
         let mut outputs: Vec<(Vec<f32>, Vec<usize>)> = self
             .output_shapes(inputs)?
             .into_iter()
             .map(|dims| (vec![0.0; dims.iter().product()], dims))
             .collect();
-        let result = {
-            let guards: Vec<_> = contiguous
-                .iter()
-                .map(|t| t.as_ref().map(Tensor::storage_and_layout))
-                .collect();
-            // An input that is there but cannot be read must never reach the form as an absent one.
-            let views: Result<Vec<_>, CallFailure> = guards
-                .iter()
-                .map(|g| {
-                    let Some((storage, layout)) = g else {
-                        return Ok(None);
-                    };
-                    match (&**storage, layout.contiguous_offsets()) {
-                        (Storage::Cpu(CpuStorage::F32(data)), Some((from, to))) => {
-                            Ok(Some((&data[from..to], layout.dims())))
-                        }
-                        _ => Err(CallFailure {
-                            code: "rt_device".into(),
-                            message: "an input is not contiguous f32 in host memory".into(),
-                            declined: true,
-                        }),
-                    }
-                })
-                .collect();
-            views.and_then(|views| self.form.call(&views, &mut outputs))
-        };
-        match result {
+        let called = with_views(inputs, |views| self.form.call(views, &mut outputs));
+        match called.map_err(kernel)? {
             Ok(()) => {
                 self.ledger.served();
                 outputs
@@ -347,6 +305,84 @@ impl Seat {
             Err(failure) => self.fail(failure),
         }
     }
+}
+
+/// Sizes of the symbols that inputs show.
+pub(crate) fn learn<'d>(
+    symbols: &mut HashMap<&'d str, usize>,
+    dims: &'d [Option<Vec<Dim>>],
+    inputs: &[Option<Tensor>],
+) {
+    for (dims, tensor) in dims.iter().zip(inputs) {
+        if let (Some(dims), Some(tensor)) = (dims, tensor) {
+            for (d, size) in dims.iter().zip(tensor.dims()) {
+                if let Dim::Symbol(s) = d {
+                    symbols.insert(s, *size);
+                }
+            }
+        }
+    }
+}
+
+/// Sizes of values whose symbols are known.
+pub(crate) fn sizes(
+    key: &str,
+    symbols: &HashMap<&str, usize>,
+    values: &[Vec<Dim>],
+) -> Result<Vec<Vec<usize>>, GraphError> {
+    let unknown = |s: &str| GraphError::Span {
+        name: key.into(),
+        reason: format!("no input tells the size of output dim `{s}`"),
+    };
+    values
+        .iter()
+        .map(|dims| {
+            dims.iter()
+                .map(|d| match d {
+                    Dim::Size(n) => Ok(*n),
+                    Dim::Symbol(s) => symbols.get(s.as_str()).copied().ok_or_else(|| unknown(s)),
+                })
+                .collect()
+        })
+        .collect()
+}
+
+/// One input as a form reads it: contiguous values and dims.
+pub(crate) type View<'a> = Option<(&'a [f32], &'a [usize])>;
+
+/// Shows tensors as contiguous f32. The outer error is the host's.
+pub(crate) fn with_views<R>(
+    inputs: &[Option<Tensor>],
+    call: impl FnOnce(&[View<'_>]) -> Result<R, CallFailure>,
+) -> candle_core::Result<Result<R, CallFailure>> {
+    let contiguous: Vec<Option<Tensor>> = inputs
+        .iter()
+        .map(|t| t.as_ref().map(Tensor::contiguous).transpose())
+        .collect::<Result<_, _>>()?;
+    let guards: Vec<_> = contiguous
+        .iter()
+        .map(|t| t.as_ref().map(Tensor::storage_and_layout))
+        .collect();
+    // An input that is there but cannot be read must never reach the form as an absent one.
+    let views: Result<Vec<_>, CallFailure> = guards
+        .iter()
+        .map(|g| {
+            let Some((storage, layout)) = g else {
+                return Ok(None);
+            };
+            match (&**storage, layout.contiguous_offsets()) {
+                (Storage::Cpu(CpuStorage::F32(data)), Some((from, to))) => {
+                    Ok(Some((&data[from..to], layout.dims())))
+                }
+                _ => Err(CallFailure {
+                    code: "rt_device".into(),
+                    message: "an input is not contiguous f32 in host memory".into(),
+                    declined: true,
+                }),
+            }
+        })
+        .collect();
+    Ok(views.and_then(|views| call(&views)))
 }
 
 impl SpanRunner for Seat {

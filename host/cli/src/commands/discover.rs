@@ -64,10 +64,12 @@ fn outline(
     fault: ModelError,
     not_run: &mut Option<String>,
 ) -> Result<ModuleTree, Failure> {
-    let Ok(checkpoint) = Checkpoint::open(path) else {
+    let opened = Checkpoint::open(path).or_else(|_| Checkpoint::open_headers(path));
+    let Ok(checkpoint) = opened else {
         return Err(fault.into());
     };
-    let unknown = matches!(fault, ModelError::Unsupported(_)) || checkpoint.kind().is_none();
+    let cannot = matches!(fault, ModelError::Unsupported(_) | ModelError::Codec(_));
+    let unknown = cannot || checkpoint.kind().is_none();
     if !unknown {
         return Err(fault.into());
     }

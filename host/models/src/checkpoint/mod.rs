@@ -8,17 +8,20 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use indexmap::IndexMap;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
+mod compressed;
 mod gguf;
 mod outline;
+mod packed;
 mod safetensors;
 mod stored;
 
 pub use gguf::{GgufMetadata, GgufValue};
+pub use packed::PackedWeight;
 use stored::{first_non_finite, StoredType};
 
 use crate::ModelError;
@@ -69,6 +72,8 @@ pub struct Checkpoint {
     files: Vec<PathBuf>,
     metadata: Metadata,
     tensors: IndexMap<String, Entry>,
+    /// Weights that are several of the tensors.
+    compressed: compressed::Compressed,
 }
 
 impl fmt::Debug for Checkpoint {
@@ -85,6 +90,13 @@ impl fmt::Debug for Checkpoint {
 impl Checkpoint {
     /// Reads the headers of a directory or of a `.gguf` file.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let mut checkpoint = Self::open_headers(path)?;
+        checkpoint.find_compressed()?;
+        Ok(checkpoint)
+    }
+
+    /// As [`Self::open`], whether or not there is a codec for weights that are packed: for who only looks at shapes.
+    pub fn open_headers(path: &Path) -> Result<Self, ModelError> {
         let kind = std::fs::metadata(path).map_err(|e| {
             let help = "give a directory with config.json and safetensors, or a .gguf file";
             ModelError::io(path, "find it", e, help)
@@ -120,6 +132,7 @@ impl Checkpoint {
             files: vec![path.into()],
             metadata: Metadata::Gguf(metadata),
             tensors: IndexMap::new(),
+            compressed: Default::default(),
         };
         checkpoint.add(entries)?;
         Ok(checkpoint)
@@ -131,6 +144,7 @@ impl Checkpoint {
             files: Vec::new(),
             metadata: Metadata::Config(read_json_object(&path.join("config.json"))?),
             tensors: IndexMap::new(),
+            compressed: Default::default(),
         };
         match weights_of(path)? {
             Weights::Single(file) => checkpoint.add_safetensors(file)?,
@@ -174,6 +188,18 @@ impl Checkpoint {
                     },
                     "index and shards do not belong together: get both again",
                 ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is left to say about a configuration whose codec is here.
+    fn find_compressed(&mut self) -> Result<(), ModelError> {
+        let path = self.metadata_path();
+        if let Metadata::Config(config) = &mut self.metadata {
+            if let Some(found) = compressed::find(&path, config, &self.tensors)? {
+                config.remove(compressed::KEY);
+                self.compressed = found;
             }
         }
         Ok(())
@@ -241,51 +267,48 @@ impl Checkpoint {
 
     /// All tensors, file order.
     pub fn tensor_infos(&self) -> impl Iterator<Item = TensorInfo> + '_ {
-        self.tensors.iter().map(|(name, e)| info(name, e))
+        let hidden = |name: &String| self.compressed.parts.contains(name);
+        let plain = self.tensors.iter().filter(move |(name, _)| !hidden(name));
+        let weights = self.compressed.weights.iter();
+        plain
+            .map(|(name, e)| info(name, e))
+            .chain(weights.map(|(name, w)| w.info(name)))
     }
 
     /// One tensor's header.
     pub fn tensor_info(&self, name: &str) -> Option<TensorInfo> {
+        if let Some(weight) = self.compressed.weights.get(name) {
+            return Some(weight.info(name));
+        }
         self.tensors.get(name).map(|e| info(name, e))
     }
 
     /// Reads one tensor and widens it to f32. NaN and infinity are refused.
     pub fn load(&self, name: &str) -> Result<Tensor, ModelError> {
-        let Some(entry) = self.tensors.get(name) else {
-            return Err(ModelError::tensor(
-                &self.path,
-                name,
-                "it in the checkpoint",
-                format!("{} tensors without it", self.tensors.len()),
-                "the checkpoint is not complete: get it again",
-            ));
-        };
-        let file = &self.files[entry.file];
-        if !entry.stored.is_weight() || entry.bytes == 0 {
-            return Err(ModelError::unsupported(
-                file,
-                format!("stored type of tensor `{name}`"),
-                "f32, f16, bf16, f64 or a GGUF block type, with at least one element",
-                format!("{} {:?}", entry.stored.name(), entry.dims),
-                "packed checkpoints are not read yet: save the model in bf16",
-            ));
-        }
-        let mut bytes = vec![0u8; entry.bytes];
-        let read = File::open(file).and_then(|mut f| {
-            f.seek(SeekFrom::Start(entry.offset))?;
-            f.read_exact(&mut bytes)
-        });
-        read.map_err(|e| {
-            let doing = format!("read tensor `{name}`");
-            ModelError::io(
-                file,
-                &doing,
-                e,
-                "the file changed since it was opened: try again",
-            )
-        })?;
         let failed = |e| ModelError::compute(format!("widening `{name}` to f32"), e);
-        let tensor = entry.stored.widen(bytes, &entry.dims).map_err(failed)?;
+        let (tensor, file) = match self.compressed.weights.get(name) {
+            Some(weight) => {
+                let packed = weight.read(self)?;
+                let dims = (packed.n, packed.k);
+                let tensor = Tensor::from_vec(packed.decode(), dims, &Device::Cpu);
+                (tensor.map_err(failed)?, &self.path)
+            }
+            None => {
+                let entry = self.entry(name)?;
+                let file = &self.files[entry.file];
+                if !entry.stored.is_weight() || entry.bytes == 0 {
+                    return Err(ModelError::unsupported(
+                        file,
+                        format!("stored type of tensor `{name}`"),
+                        "f32, f16, bf16, f64 or a GGUF block type, with at least one element",
+                        format!("{} {:?}", entry.stored.name(), entry.dims),
+                        "its codec is not known here: save the model in bf16",
+                    ));
+                }
+                let tensor = entry.stored.widen(self.bytes(name)?, &entry.dims);
+                (tensor.map_err(failed)?, file)
+            }
+        };
         let values = tensor
             .flatten_all()
             .and_then(|t| t.to_vec1::<f32>())
@@ -300,6 +323,35 @@ impl Checkpoint {
             });
         }
         Ok(tensor)
+    }
+
+    fn entry(&self, name: &str) -> Result<&Entry, ModelError> {
+        self.tensors.get(name).ok_or_else(|| {
+            ModelError::tensor(
+                &self.path,
+                name,
+                "it in the checkpoint",
+                format!("{} tensors without it", self.tensors.len()),
+                "the checkpoint is not complete: get it again",
+            )
+        })
+    }
+
+    /// One tensor's bytes as they are stored.
+    fn bytes(&self, name: &str) -> Result<Vec<u8>, ModelError> {
+        let entry = self.entry(name)?;
+        let file = &self.files[entry.file];
+        let mut bytes = vec![0u8; entry.bytes];
+        let read = File::open(file).and_then(|mut f| {
+            f.seek(SeekFrom::Start(entry.offset))?;
+            f.read_exact(&mut bytes)
+        });
+        read.map_err(|e| {
+            let doing = format!("read tensor `{name}`");
+            let help = "the file changed since it was opened: try again";
+            ModelError::io(file, &doing, e, help)
+        })?;
+        Ok(bytes)
     }
 
     /// Identity of the weights, 16 hex digits: sha256 over the first 64 KiB and the size of every file that holds
