@@ -90,6 +90,13 @@ impl fmt::Debug for Checkpoint {
 impl Checkpoint {
     /// Reads the headers of a directory or of a `.gguf` file.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let mut checkpoint = Self::open_headers(path)?;
+        checkpoint.find_compressed()?;
+        Ok(checkpoint)
+    }
+
+    /// As [`Self::open`], whether or not there is a codec for weights that are packed: for who only looks at shapes.
+    pub fn open_headers(path: &Path) -> Result<Self, ModelError> {
         let kind = std::fs::metadata(path).map_err(|e| {
             let help = "give a directory with config.json and safetensors, or a .gguf file";
             ModelError::io(path, "find it", e, help)
@@ -148,20 +155,7 @@ impl Checkpoint {
                 }
             }
         }
-        checkpoint.find_compressed()?;
         Ok(checkpoint)
-    }
-
-    /// Nothing is left to say about a configuration whose codec is here.
-    fn find_compressed(&mut self) -> Result<(), ModelError> {
-        let path = self.metadata_path();
-        if let Metadata::Config(config) = &mut self.metadata {
-            if let Some(found) = compressed::find(&path, config, &self.tensors)? {
-                config.remove(compressed::KEY);
-                self.compressed = found;
-            }
-        }
-        Ok(())
     }
 
     fn add_indexed(&mut self, path: &Path, index_path: &Path) -> Result<(), ModelError> {
@@ -194,6 +188,18 @@ impl Checkpoint {
                     },
                     "index and shards do not belong together: get both again",
                 ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is left to say about a configuration whose codec is here.
+    fn find_compressed(&mut self) -> Result<(), ModelError> {
+        let path = self.metadata_path();
+        if let Metadata::Config(config) = &mut self.metadata {
+            if let Some(found) = compressed::find(&path, config, &self.tensors)? {
+                config.remove(compressed::KEY);
+                self.compressed = found;
             }
         }
         Ok(())
@@ -429,8 +435,7 @@ enum Weights {
 /// another name, else all parts of a numbered set.
 fn weights_of(dir: &Path) -> Result<Weights, ModelError> {
     let help = "save the model as safetensors";
-    let wanted =
-        "model.safetensors or model.safetensors.index.json, or one file or index of another name";
+    let wanted = "model.safetensors or model.safetensors.index.json, or one file or index of another name";
     let bad = |found: String| Err(ModelError::malformed(dir, "weights", wanted, found, help));
     for (ending, kind) in [
         (WEIGHTS, Weights::Single as fn(PathBuf) -> Weights),
@@ -448,12 +453,7 @@ fn weights_of(dir: &Path) -> Result<Weights, ModelError> {
         Err(e) => return bad(e.to_string()),
     };
     names.sort();
-    let ending = |end: &str| {
-        names
-            .iter()
-            .filter(|n| n.ends_with(end))
-            .collect::<Vec<_>>()
-    };
+    let ending = |end: &str| names.iter().filter(|n| n.ends_with(end)).collect::<Vec<_>>();
     let (files, indices) = (ending(WEIGHTS), ending(INDEX));
     let numbered = files.iter().find_map(|name| part_of(name));
     match (indices.as_slice(), files.as_slice(), numbered) {
@@ -465,7 +465,9 @@ fn weights_of(dir: &Path) -> Result<Weights, ModelError> {
             let missing = parts.iter().find(|p| !names.contains(p));
             let other = files.iter().find(|f| !parts.contains(f));
             match (missing, other) {
-                (None, None) => Ok(Weights::Shards(parts.iter().map(|p| dir.join(p)).collect())),
+                (None, None) => Ok(Weights::Shards(
+                    parts.iter().map(|p| dir.join(p)).collect(),
+                )),
                 (Some(part), _) => Err(ModelError::malformed(
                     dir,
                     format!("shard `{part}`"),
@@ -632,11 +634,7 @@ mod tests {
             with("generation_config.json", b"{}"),
         ];
         assert_eq!(first, with("README.md", b"x"), "no part of the model");
-        assert_eq!(
-            first,
-            with(MAIN_INDEX, b"{}"),
-            "not read beside a whole file"
-        );
+        assert_eq!(first, with(MAIN_INDEX, b"{}"), "not read beside a whole file");
         all.sort();
         all.dedup();
         assert_eq!(all.len(), 6, "each change gives another digest");
