@@ -33,7 +33,11 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
         "host/bindings",
         &["structures-graph", "structures-catalog"],
     ),
-    ("structures-models", "host/models", &["structures-graph"]),
+    (
+        "structures-models",
+        "host/models",
+        &["structures-graph", "structures-plugin-api"],
+    ),
     (
         "structures-seams",
         "host/seams",

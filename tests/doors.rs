@@ -68,6 +68,7 @@ fn options(scheme: &str) -> Options {
         on_guard_fail: OnGuardFail::Fallback,
         pins: Vec::new(),
         all_positions: false,
+        adopt: None,
     }
 }
 
@@ -256,7 +257,7 @@ fn b_193_b_197_what_is_attached_runs_and_detaching_is_exact_and_idempotent() {
     let seats = done.seats.clone();
     let active = done.receipt.seams_active.len();
     assert_eq!(active, seats.len());
-    done.detach();
+    done.detach().map_err(|n| n.error).unwrap();
     for _ in 0..2 {
         assert_eq!(logits(&model, &model.session().host_plan()), before);
     }
@@ -293,7 +294,7 @@ fn b_284_weights_are_the_hosts_own_while_attached() {
     let done = attach(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
     logits(&model, &done.plan);
     assert_eq!(digest(&model), before, "attached");
-    done.detach();
+    done.detach().map_err(|n| n.error).unwrap();
     assert_eq!(digest(&model), before, "detached");
 }
 

@@ -57,6 +57,7 @@ fn options(scheme: &str) -> Options {
         on_guard_fail: OnGuardFail::Fallback,
         pins: Vec::new(),
         all_positions: false,
+        adopt: None,
     }
 }
 

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::abi::API_VERSION;
+use crate::formats::BlockFormat;
 use crate::sdk::Failure;
 
 /// Value of [`Description::schema`].
@@ -74,6 +75,10 @@ pub struct FormDecl {
     pub band: Band,
     /// Format the weights are rounded through, for the bind-parity reference.
     pub weight_format: WeightFormat,
+    /// Packed formats of checkpoints whose rows it takes as they are, in any rank-2 slot; the host
+    /// hands them over only where it was told to adopt them. Empty: f32 and bf16 views alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub packed: Vec<BlockFormat>,
     /// Slots whose weights share one per-tensor scale, each list one group; a trailing `*` stands
     /// for any index (`w_*`). A slot in no group has a scale of its own. Read by the host's
     /// bind-parity reference.
@@ -97,9 +102,14 @@ pub struct FormDecl {
     pub precision_rank: u32,
     /// Whether it quantises at all: scheme `none` keeps the host then.
     pub quantises: bool,
-    /// Wires it consumes or produces.
+    /// Wires it can be put on, `emits:OUTPUT:FORMAT` or `accepts:INPUT:FORMAT` ([`Wire`]). A word
+    /// without colons is a wire inside the form, which no host sees.
     #[serde(default)]
     pub wires: Vec<String>,
+    /// Architectures it serves where they are fewer than the description's: kernels that use what one generation
+    /// has. Empty takes the description's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub archs: Vec<String>,
     /// Whether it may be captured.
     #[serde(default)]
     pub capture: bool,
@@ -110,6 +120,40 @@ pub struct FormDecl {
     /// A form is judged before it lives, so a boast costs its author a refusal, nothing more.
     #[serde(default)]
     pub priority: i32,
+}
+
+/// Format of a wire: E4M3 codes, one byte a value, under one static scale (`formats::fp8_scale` of
+/// the statistic `PORT|amax|tensor`, which both ends are bound with).
+pub const WIRE_FP8_E4M3: &str = "fp8_e4m3";
+
+/// One end of a wire: a tensor that passes between two bound forms in a number format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wire<'a> {
+    /// Whether the form makes the tensor; else it reads it.
+    pub emits: bool,
+    /// The output or input it is.
+    pub port: &'a str,
+    /// [`WIRE_FP8_E4M3`].
+    pub format: &'a str,
+}
+
+impl<'a> Wire<'a> {
+    /// Reads `emits:OUTPUT:FORMAT` or `accepts:INPUT:FORMAT`; `None` for anything else.
+    pub fn parse(text: &'a str) -> Option<Self> {
+        let mut parts = text.split(':');
+        let (end, port, format) = (parts.next()?, parts.next()?, parts.next()?);
+        let emits = match end {
+            "emits" => true,
+            "accepts" => false,
+            _ => return None,
+        };
+        let whole = !port.is_empty() && !format.is_empty() && parts.next().is_none();
+        whole.then_some(Wire {
+            emits,
+            port,
+            format,
+        })
+    }
 }
 
 /// Statistic needed at one point.
@@ -288,6 +332,25 @@ pub struct BindParams {
     /// Parameters of the scheme's route (`alpha`, `clamp`, ...); empty where it has none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub scheme: BTreeMap<String, serde_json::Value>,
+    /// Slots that hold packed rows of the checkpoint. Their view is `u8`, `[N, bytes of a row]`,
+    /// row-major, one row an output channel; the dims they stand for are here.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub packed: BTreeMap<String, PackedSlot>,
+    /// Inputs and outputs of this seat that are wires -> format. Only what the form declares; empty
+    /// for a form that is bound by itself.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub wires: BTreeMap<String, String>,
+}
+
+/// A slot that holds packed rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackedSlot {
+    /// How a row is stored.
+    pub format: BlockFormat,
+    /// Output channels.
+    pub n: u64,
+    /// Inputs of a channel.
+    pub k: u64,
 }
 
 impl Description {
@@ -337,6 +400,11 @@ impl Description {
 }
 
 impl FormDecl {
+    /// The ends of wires it declares.
+    pub fn wire_ends(&self) -> impl Iterator<Item = Wire<'_>> {
+        self.wires.iter().filter_map(|text| Wire::parse(text))
+    }
+
     /// A declaration with everything that has a neutral value set to it: spec version 1, no spans,
     /// no dtypes, any band, unrounded weights, tolerance 1e-4.
     pub fn new(structure: &str, name: &str, format: &str) -> Self {
@@ -351,6 +419,7 @@ impl FormDecl {
             statistics: Vec::new(),
             band: Band::default(),
             weight_format: WeightFormat::None,
+            packed: Vec::new(),
             scale_groups: Vec::new(),
             activation_format: none_text(),
             balances: false,
@@ -359,6 +428,7 @@ impl FormDecl {
             precision_rank: 0,
             quantises: false,
             wires: Vec::new(),
+            archs: Vec::new(),
             capture: false,
             concurrent: false,
             priority: 0,
@@ -588,6 +658,29 @@ mod tests {
         assert_eq!(back, description);
         assert!(back.form("scale_rows", "plain").is_some());
         assert!(back.form("scale_rows", "other").is_none());
+    }
+
+    #[test]
+    fn b_140_an_end_of_a_wire_names_port_and_format() {
+        let wire = Wire::parse("emits:y:fp8_e4m3").expect("whole");
+        assert_eq!(
+            (wire.emits, wire.port, wire.format),
+            (true, "y", WIRE_FP8_E4M3)
+        );
+        assert!(!Wire::parse("accepts:x:fp8_e4m3").expect("whole").emits);
+        for bad in [
+            "nvfp4",
+            "emits:y",
+            "emits::fp8_e4m3",
+            "emits:y:",
+            "takes:y:fp8_e4m3",
+            "emits:y:fp8_e4m3:",
+        ] {
+            assert_eq!(Wire::parse(bad), None, "{bad}");
+        }
+        let mut decl = FormDecl::new("scale_rows", "plain", "none");
+        decl.wires = vec!["nvfp4".into(), "emits:y:fp8_e4m3".into()];
+        assert_eq!(decl.wire_ends().count(), 1);
     }
 
     #[test]

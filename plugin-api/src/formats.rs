@@ -1,14 +1,16 @@
-//! Number formats, to the last code: E4M3, E5M2, bf16, f16, NVFP4, int8 per output channel.
+//! Number formats, to the last code: E4M3, E5M2, bf16, f16, NVFP4, int8 per output channel, and the
+//! packed rows of checkpoints.
 //!
 //! One definition for every plugin and for the host's bind-parity reference, in plain scalar code:
 //! exactness is the point, a backend that needs speed packs with its own instructions and tests
 //! them against these. Codes and scales equal the oracle's (`calibration.json`) one by one; the
 //! formulas are quoted where they are used.
 //!
-//! Not here: layouts of packed buffers (a form's own).
+//! Not here: layouts of packed buffers (a form's own, but for the rows of [`BlockFormat`]).
 
 mod activations;
 mod balance;
+mod blocks;
 mod fp8;
 mod half;
 mod int8;
@@ -17,6 +19,7 @@ mod weights;
 
 pub use activations::{fake_quant_int8, ActivationRounding};
 pub use balance::Balance;
+pub use blocks::BlockFormat;
 pub use fp8::{
     e4m3_to_f32, e5m2_to_f32, f32_to_e4m3, f32_to_e4m3_saturating, f32_to_e5m2,
     f32_to_e5m2_saturating, fake_quant_e4m3, fp8_scale, fp8_scale_f64, quantise_e4m3, E4M3_MAX,

@@ -12,7 +12,7 @@
 //! `capture_unsupported`, `view_null`, `view_rank`,
 //! `view_dims`, `view_dtype`, `view_absent`, `view_device`, `view_layout`, `view_alignment`,
 //! `view_aliased` (a view that is malformed or not what an accessor promises), `form_unknown`,
-//! `structure_version`, `span_unknown`, `format_no_variant`, `boundary_dtype`, `envelope`,
+//! `structure_version`, `packed_format`, `span_unknown`, `format_no_variant`, `boundary_dtype`, `envelope`,
 //! `form_band` (asked beyond the declaration), `weight_missing`, `statistic_missing`,
 //! `param_missing` (a part of the bind request that is not there), `overlapping_call`, `poisoned`,
 //! `panicked`.
@@ -22,6 +22,7 @@ mod failure;
 mod host;
 mod request;
 mod tensor;
+mod weight;
 
 pub use device::{Device, Shared};
 pub use failure::Failure;
@@ -29,6 +30,7 @@ pub use host::{Host, Scratch};
 pub use request::BindRequest;
 pub use tensor::{disjoint, Tensor, TensorMut};
 pub(crate) use tensor::{plain_call, PLAIN};
+pub use weight::{PackedRows, Weight};
 
 use crate::abi::{CallCtx, FormFacts};
 use crate::describe::{Description, DeviceInfo, ProbeReport, ProbeShapes};

@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+pub mod blocks;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

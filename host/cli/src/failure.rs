@@ -128,6 +128,8 @@ const USAGE: &[&str] = &[
     "empty_prompt",
     "plugins_unreadable",
     "decision_invalid",
+    "format_unknown",
+    "nothing_to_adopt",
 ];
 
 /// Codes whose answer is no.
@@ -187,6 +189,10 @@ const HELP: &[(&str, &str)] = &[
     ("io", "check the path, its permissions and the free space"),
     ("malformed", "correct the file or get it again"),
     ("unsupported", "use another checkpoint, or convert this one"),
+    ("codec_missing", "get the model in a format with a codec here (the message lists them), or in bf16"),
+    ("format_unknown", "--adopt alone takes every format over; --adopt=q8_0,q4_k only those"),
+    ("nothing_to_adopt", "leave --adopt out; `structures discover MODEL` shows what a model stores, `plugins show ID` what a form takes"),
+    ("adopted_no_detach", "open the model again without adopting"),
     ("tensor", "configuration and weights must belong together: get both again"),
     ("non_finite", "the weights are damaged or diverged: get the checkpoint again"),
     ("tokenizer", "a model directory needs its tokenizer.json"),

@@ -4,17 +4,21 @@
 //! row of the receipt, and the door itself fails only when nothing can be judged at all.
 
 mod adjudicate;
+mod adopt;
 mod door;
+mod wires;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use structures_graph::session::{Install, Plan};
+use structures_graph::session::Plan;
 use structures_graph::{OpId, ValueId};
+use structures_plugin_api::formats::BlockFormat;
 use structures_seams::{resolve_ownership, Claim};
 
-use crate::bind::{Bench, Bound, NotBound};
+use crate::adopt::{Adopted, Blocks, Wish};
+use crate::bind::{installs, Bench, Bound, NotBound};
 use crate::choose::{order_decided, qualify, row_note, Choice, Pin, Wanted};
 use crate::decisions::{self, Resolved};
 use crate::digest;
@@ -28,7 +32,7 @@ use crate::precision::{self, Descriptor, PrecisionSpec};
 use crate::progress::Progress;
 use crate::receipt::{
     Assumption, CalibrationNote, CheckpointNote, ControlNote, MemoryNote, PluginNote, Receipt,
-    RefusalNote, SeatNote, TimingNote, UnitNote, SCHEMA,
+    RefusalNote, SeatNote, TimingNote, UnitNote, WireNote, SCHEMA,
 };
 use crate::samples::Samples;
 use crate::schemes::{self, Decision, SchemeRecord, Selected};
@@ -63,6 +67,8 @@ pub struct Options {
     pub pins: Vec<Pin>,
     /// Score every position.
     pub all_positions: bool,
+    /// Packed weights to take over before anything else.
+    pub adopt: Option<Wish>,
 }
 
 /// A judged model: the receipt, and the plan to run it with.
@@ -71,22 +77,49 @@ pub struct Attachment {
     pub receipt: Receipt,
     /// The seats that stay; empty when nothing was activated.
     pub seats: Vec<Arc<Seat>>,
-    /// The host's plan with the active seats.
+    /// Seats that were adopted at load time.
+    pub adopted: Vec<Arc<Seat>>,
+    /// The host's plan with the adopted and the active seats.
     pub plan: Plan,
+}
+
+/// What could not be detached, and why.
+pub struct NotDetached {
+    /// As it was.
+    pub attachment: Box<Attachment>,
+    /// `adopted_no_detach`.
+    pub error: Error,
 }
 
 impl Attachment {
     /// Takes every seat off and keeps the record. The model was never changed: a plan held the seats, and with it they
     /// are gone; whoever still holds another handle to a seat holds only its ledger.
-    pub fn detach(self) -> Receipt {
-        self.receipt
+    ///
+    /// # Errors
+    /// What was adopted belongs to the load, not to the attachment, and stays.
+    pub fn detach(self) -> Result<Receipt, NotDetached> {
+        if self.adopted.is_empty() {
+            return Ok(self.receipt);
+        }
+        let error = Error::refused(
+            "adopted_no_detach",
+            format!(
+                "{} seats were adopted when the model was loaded, and every number was measured with them; open the \
+                 model again without adopting to be rid of them",
+                self.adopted.len()
+            ),
+        );
+        let attachment = Box::new(self);
+        Err(NotDetached { attachment, error })
     }
 
     /// What is attached now, as one JSON document: device, seats with their contracts and counts, the summary, the
     /// decisions of this device, bytes held. Unlike the receipt it goes on changing.
     pub fn manifest(&self, host: &Host) -> serde_json::Value {
         let device = cpu_name();
-        let seats: Vec<SeatReport> = self.seats.iter().map(|s| s.report()).collect();
+        let reports =
+            |seats: &[Arc<Seat>]| -> Vec<SeatReport> { seats.iter().map(|s| s.report()).collect() };
+        let (seats, adopted) = (reports(&self.seats), reports(&self.adopted));
         let decisions: Vec<&decisions::Decision> = host
             .decisions
             .entries()
@@ -98,12 +131,27 @@ impl Attachment {
             "device": device,
             "receipt": self.receipt.digest,
             "seats": seats,
+            "adopted": adopted,
             "summary": summary(&self.seats),
             "decisions": decisions,
             "memory": self.receipt.memory,
         })
     }
 }
+
+/// What is done, in this order, whatever the structures are: what the model offers, where it is in the graph, what is
+/// measured, what the scheme says, who keeps which operation, which pairs are wired, what is bound and judged by itself,
+/// what stays together.
+pub const STAGES: [&str; 8] = [
+    "discover",
+    "locate",
+    "calibrate",
+    "scheme",
+    "ownership",
+    "wires",
+    "bind",
+    "gate",
+];
 
 /// See the module.
 pub fn attach(
@@ -125,6 +173,8 @@ pub struct Swaps {
     pub seats: Vec<Arc<Seat>>,
     /// What was not bound, and why.
     pub refused: Vec<RefusalNote>,
+    /// What was taken over at load time; its seats come first in `seats`.
+    pub adopted: Option<Adopted>,
 }
 
 /// Binds without judging: the caller owns the gate and must read the ledger.
@@ -166,13 +216,14 @@ pub fn auto_swaps(
             taken.extend(bound);
         }
     }
-    let installs = taken.iter().map(|b| b.install.clone()).collect();
-    let plan = model.session().plan(installs)?;
-    let seats = taken.into_iter().map(|b| b.seat).collect();
+    let plan = prepared.plan(installs(&taken))?;
+    let all = prepared.adopted.iter().chain(&taken);
+    let seats = all.map(|b| b.seat.clone()).collect();
     Ok(Swaps {
         plan,
         seats,
         refused: prepared.refused,
+        adopted: prepared.adoption,
     })
 }
 
@@ -232,6 +283,11 @@ struct Prepared<'a> {
     /// Refusals after the survey.
     refused: Vec<RefusalNote>,
     kept: Vec<RefusalNote>,
+    /// Seats of every plan.
+    adopted: Vec<Bound>,
+    adoption: Option<Adopted>,
+    /// Wires that were bound.
+    negotiated: Vec<WireNote>,
 }
 
 impl<'a> Prepared<'a> {
@@ -361,7 +417,7 @@ impl<'a> Prepared<'a> {
                 });
             }
         }
-        Ok(Prepared {
+        let mut prepared = Prepared {
             host,
             model,
             options,
@@ -378,7 +434,15 @@ impl<'a> Prepared<'a> {
             judged,
             refused,
             kept,
-        })
+            adopted: Vec::new(),
+            adoption: None,
+            negotiated: Vec::new(),
+        };
+        if let Some(wish) = &options.adopt {
+            progress.stage("adopt", 0);
+            prepared.adopt(wish)?;
+        }
+        Ok(prepared)
     }
 
     /// Records a refusal, unless the plan already told the same of this form here.
@@ -427,10 +491,15 @@ impl<'a> Prepared<'a> {
         found
     }
 
-    /// Sites the scheme did not keep on the host.
+    /// Sites the scheme did not keep on the host and nothing adopted.
     fn eligible(&self) -> impl Iterator<Item = usize> + '_ {
+        let adopted = |i: &usize| {
+            let id = self.survey.sites[*i].id();
+            self.adopted.iter().any(|b| b.install.name == id)
+        };
         (0..self.survey.sites.len())
             .filter(|i| !matches!(self.decisions[*i], Decision::Keep { .. }))
+            .filter(move |i| !adopted(i))
     }
 
     /// Forms for a site in the order of choice.
@@ -497,7 +566,7 @@ impl<'a> Prepared<'a> {
     /// that stay are final; losers among the alive come back when their winner ends without a form.
     fn ownership(&self, alive: &BTreeSet<usize>, taken: &[Bound]) -> Round {
         let mut owners: HashMap<OpId, String> = HashMap::new();
-        for b in taken {
+        for b in self.adopted.iter().chain(taken) {
             owners.extend(b.install.ops.iter().map(|op| (*op, b.install.name.clone())));
         }
         let mut claims = Vec::new();
@@ -608,20 +677,20 @@ impl<'a> Prepared<'a> {
             contents: &self.contents,
             on_guard_fail: self.options.on_guard_fail,
             scheme: &scheme,
+            blocks: &Blocks::new(),
         };
         bench.bind(s, span, choice, plugin, rows)
     }
 
     /// The host's rows for every judged sample, and again for the first: they must be the same bits, or nothing can
     /// be judged against them.
-    fn control(&self, progress: &dyn Progress) -> Result<Vec<Scores>, Error> {
+    fn control(&self, plan: &Plan, progress: &dyn Progress) -> Result<Vec<Scores>, Error> {
         progress.stage("control", self.judged.len() + 1);
         let runner = Runner::new(self.model.session(), self.judged[0].len());
-        let plan = self.model.session().host_plan();
         let score = |sample: &Vec<u32>| {
             let all = self.options.all_positions;
             let samples = std::slice::from_ref(sample);
-            runner.score(&plan, samples, self.workload, all, None, || progress.tick())
+            runner.score(plan, samples, self.workload, all, None, || progress.tick())
         };
         let reference: Vec<Scores> = self.judged.iter().map(score).collect::<Result<_, _>>()?;
         if !score(&self.judged[0])?.identical(&reference[0]) {
@@ -636,6 +705,7 @@ impl<'a> Prepared<'a> {
     fn bench<'j>(
         &self,
         samples: &'j [Vec<u32>],
+        host: Plan,
         reference: Vec<Scores>,
         progress: &'j dyn Progress,
     ) -> Judge<'j>
@@ -644,7 +714,8 @@ impl<'a> Prepared<'a> {
     {
         Judge {
             runner: Runner::new(self.model.session(), self.judged[0].len()),
-            host: self.model.session().host_plan(),
+            host,
+            base: self.base(),
             samples,
             reference,
             workload: self.workload,
@@ -660,12 +731,20 @@ impl<'a> Prepared<'a> {
     }
 
     fn judge(mut self, progress: &dyn Progress) -> Result<Attachment, Error> {
-        let reference = self.control(progress)?;
         let judged = self.judged.clone();
-        let judge = self.bench(&judged, reference, progress);
+        if !self.adopted.is_empty() {
+            let plain = self.model.session().host_plan();
+            let reference = self.control(&plain, progress)?;
+            let judge = self.bench(&judged, plain, reference, progress);
+            self.adopted_parity(&judge)?;
+        }
+        let reference = self.control(&self.plan(Vec::new())?, progress)?;
+        let judge = self.bench(&judged, self.plan(Vec::new())?, reference, progress);
         let mut active: Vec<Bound> = Vec::new();
         let mut units: Vec<UnitNote> = Vec::new();
         let mut alive: BTreeSet<usize> = self.eligible().collect();
+        progress.stage("wires", 0);
+        active.extend(self.wires(&judge, &mut alive, &mut units)?);
         let mut lost: Vec<(usize, String)>;
         loop {
             let round = self.ownership(&alive, &active);
@@ -793,7 +872,9 @@ impl<'a> Prepared<'a> {
         owners: &HashMap<OpId, String>,
         units: &mut Vec<UnitNote>,
     ) -> Result<Option<Vec<Bound>>, Error> {
-        let label = format!("{name} {}:{}", choice.plugin, choice.form.name);
+        let device = Some(choice.device).filter(|d| *d != 0);
+        let at = device.map_or(String::new(), |d| format!("@{d}"));
+        let label = format!("{name} {}:{}{at}", choice.plugin, choice.form.name);
         judge.progress.stage(&format!("bind {label}"), sites.len());
         let mut bounds: Vec<Bound> = Vec::new();
         let mut verdict: Option<(String, String)> = None;
@@ -835,19 +916,18 @@ impl<'a> Prepared<'a> {
                 ..UnitNote::default()
             },
             None => {
-                let total = self.judged.len()
-                    + 2 * (self.options.schedule.rounds() * (self.options.schedule.iters() + 1))
-                        as usize;
-                judge.progress.stage(&format!("judge {label}"), total);
-                let installs: Vec<Install> = bounds.iter().map(|b| b.install.clone()).collect();
+                judge
+                    .progress
+                    .stage(&format!("judge {label}"), self.judging());
                 let seats: Vec<Arc<Seat>> = bounds.iter().map(|b| b.seat.clone()).collect();
-                judge.judge(installs, &seats)?
+                judge.judge(installs(&bounds), &seats)?
             }
         };
         note.name = name.into();
         note.structure = name.into();
         note.form = choice.form.name.clone();
         note.plugin = choice.plugin.into();
+        note.device = device;
         let passed = note.outcome == "activated";
         units.push(note);
         Ok(passed.then_some(bounds))
@@ -863,12 +943,9 @@ impl<'a> Prepared<'a> {
         if active.is_empty() {
             return Ok(None);
         }
-        let total = self.judged.len()
-            + 2 * (self.options.schedule.rounds() * (self.options.schedule.iters() + 1)) as usize;
-        progress.stage("judge union", total);
-        let installs: Vec<Install> = active.iter().map(|b| b.install.clone()).collect();
+        progress.stage("judge union", self.judging());
         let seats: Vec<Arc<Seat>> = active.iter().map(|b| b.seat.clone()).collect();
-        let mut note = judge.judge(installs, &seats)?;
+        let mut note = judge.judge(installs(active.iter()), &seats)?;
         note.name = "union".into();
         let names = |f: fn(&SeatNote) -> String| -> String {
             let set: BTreeSet<String> = active.iter().map(|b| f(&b.note)).collect();
@@ -890,6 +967,12 @@ impl<'a> Prepared<'a> {
     /// Some of the judged samples are among those the scales were fitted on.
     fn fit_residual(&self) -> bool {
         self.calibration.note.held_out < self.judged.len()
+    }
+
+    /// Steps of judging one unit, for progress.
+    fn judging(&self) -> usize {
+        let schedule = self.options.schedule;
+        self.judged.len() + 2 * (schedule.rounds() * (schedule.iters() + 1)) as usize
     }
 
     fn judged_on(&self) -> String {
@@ -928,14 +1011,16 @@ impl<'a> Prepared<'a> {
         }
         let seats: Vec<Arc<Seat>> = active.iter().map(|b| b.seat.clone()).collect();
         let ledger = summary(&seats);
-        let installs = active.iter().map(|b| b.install.clone()).collect();
-        let plan = self.model.session().plan(installs)?;
+        let plan = self.plan(installs(&active))?;
+        let adopted: Vec<Arc<Seat>> = self.adopted.iter().map(|b| b.seat.clone()).collect();
         let schedule = self.options.schedule;
         let threads = structures_loader::pool::Pool::global().threads();
         let note = self.calibration.note.clone();
         let used: BTreeSet<&str> = units
             .iter()
-            .map(|u| u.plugin.as_str())
+            // Both ends of a wire are named.
+            .flat_map(|u| u.plugin.split('+'))
+            .chain(self.adopted.iter().map(|b| b.note.plugin.as_str()))
             .filter(|p| !p.is_empty())
             .collect();
         let mut refused = std::mem::take(&mut self.survey.refused);
@@ -1020,7 +1105,19 @@ impl<'a> Prepared<'a> {
                 .collect(),
             refused,
             kept_host: std::mem::take(&mut self.kept),
-            negotiated: Vec::new(),
+            adopted: self.adoption.take(),
+            negotiated: {
+                let stays = |key: &str, structure: &str| {
+                    let mut notes = active.iter().map(|b| &b.note);
+                    notes.any(|n| n.key == key && n.structure == structure && n.wire.is_some())
+                };
+                for wire in &mut self.negotiated {
+                    let ends = [&wire.producer, &wire.consumer];
+                    wire.active = ends.iter().all(|e| stays(&e.key, &e.structure));
+                }
+                std::mem::take(&mut self.negotiated)
+            },
+            stages: STAGES.iter().map(|s| (*s).to_string()).collect(),
             units,
             union,
             ledger,
@@ -1037,9 +1134,24 @@ impl<'a> Prepared<'a> {
         Ok(Attachment {
             receipt,
             seats,
+            adopted,
             plan,
         })
     }
+}
+
+/// Rows of the slots that a receipt says were handed over packed, in the formats it names.
+pub(crate) fn read_packed(
+    model: &Loaded,
+    span: &structures_seams::LocatedSpan,
+    packed: &BTreeMap<String, String>,
+) -> Result<Blocks, Error> {
+    if packed.is_empty() {
+        return Ok(Blocks::new());
+    }
+    let mut blocks = adopt::read(model, &adopt::packed_slots(model, span, &BlockFormat::ALL))?;
+    blocks.retain(|slot, weight| packed.get(slot).is_some_and(|f| f == weight.format.name()));
+    Ok(blocks)
 }
 
 /// The middle of ascending row counts; 1 where none was observed.

@@ -16,17 +16,23 @@ use structures_loader::{
     row_capacity, BindSpec, BoundForm, HostTensor, HostTensorMut, Plugin, PluginError, StatusKind,
 };
 use structures_plugin_api::abi;
-use structures_plugin_api::describe::{BindParams, FormDecl, ProbeShapes};
-use structures_plugin_api::formats::Balance;
+use structures_plugin_api::describe::{
+    BindParams, FormDecl, PackedSlot, ProbeShapes, StatisticDecl,
+};
+use structures_plugin_api::formats::{fp8_scale, Balance};
 use structures_seams::{LocatedSpan, SlotWeight};
 
+use crate::adopt::Blocks;
+use crate::chain::{Chain, Decoded, End, Half, Linked, Port, PortMut, WiredForm};
 use crate::choose::{variant_of, Choice};
 use crate::error::Error;
-use crate::receipt::{RefusalNote, SeatNote};
-use crate::seat::{Admission, CallFailure, Executable, OnGuardFail, Rows, Seat};
+use crate::receipt::{RefusalNote, SeatNote, SeatWire};
+use crate::seat::{Admission, CallFailure, Elsewhere, Executable, OnGuardFail, Rows, Seat};
 use crate::sites::Site;
+use crate::station::{Station, Stationed};
 use crate::stats::{Calibration, Content, Statistic};
 use crate::trial::{NamedWeight, Trial};
+use crate::wires::{Edge, PAIR_SMOKE};
 
 /// A form in a seat, ready to be put in a plan.
 pub struct Bound {
@@ -40,6 +46,17 @@ pub struct Bound {
     pub packed_bytes: u64,
     /// Bytes of scratch.
     pub scratch_bytes: u64,
+}
+
+/// The installs of seats; the two seats of a wired pair share one.
+pub fn installs<'b>(bounds: impl IntoIterator<Item = &'b Bound>) -> Vec<Install> {
+    let mut found: Vec<Install> = Vec::new();
+    for bound in bounds {
+        if !found.iter().any(|i| i.name == bound.install.name) {
+            found.push(bound.install.clone());
+        }
+    }
+    found
 }
 
 /// Why a site got no form.
@@ -62,6 +79,79 @@ pub struct Bench<'a> {
     pub on_guard_fail: OnGuardFail,
     /// Parameters of the scheme's route, for the form.
     pub scheme: &'a BTreeMap<String, serde_json::Value>,
+    /// Slots handed over as the packed rows they are stored in; none but when adopting.
+    pub blocks: &'a Blocks,
+}
+
+/// A form at its place, on the wire or not.
+pub struct Place<'a> {
+    /// The site.
+    pub site: &'a Site<'a>,
+    /// Index of the span.
+    pub span: usize,
+    /// The form.
+    pub choice: &'a Choice<'a>,
+    /// Its plugin.
+    pub plugin: &'a Plugin,
+    /// Rows observed at the span's input under the workload, ascending.
+    pub rows: &'a [u64],
+    /// Parameters of the scheme's route, for the form.
+    pub scheme: &'a BTreeMap<String, serde_json::Value>,
+}
+
+/// One end of a wire, as its form is bound.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WireBind {
+    /// Name of the port.
+    pub port: String,
+    /// Whether it is an output.
+    pub emits: bool,
+    /// Format.
+    pub format: String,
+    /// What both ends take their scale from: the consumer's calibrated input.
+    pub amax: f32,
+}
+
+/// What a wired pair became.
+pub struct BoundPair {
+    /// Producer and consumer; both carry the one install.
+    pub halves: [Bound; 2],
+    /// Smallest cosine of the consumer's outputs against both references, unquantised.
+    pub smoke: f64,
+}
+
+/// Cosine that a wired pair must reach on what the host really feeds it.
+pub const SMOKE: f64 = 0.98;
+/// What the edges of codes may cost an emitting form at bind parity.
+const WIRE_TOLERANCE: f64 = 1e-2;
+
+/// A form that was bound and compared with its reference.
+struct Made {
+    inputs: Vec<(String, Option<Tensor>)>,
+    row_axes: Vec<Option<usize>>,
+    executable: Arc<Loaded>,
+    weights: Vec<NamedWeight>,
+    admission: Admission,
+    packed_bytes: u64,
+    scratch_bytes: u64,
+    note: SeatNote,
+}
+
+impl Made {
+    /// The trial of this form at its place, again.
+    fn trial<'t>(&'t self, place: &Place<'t>) -> Trial<'t> {
+        let span = &place.site.spans[place.span];
+        Trial {
+            spec: place.site.spec,
+            span: &span.name,
+            variant: &self.note.variant,
+            params: &span.params,
+            inputs: self.inputs.clone(),
+            row_axes: self.row_axes.clone(),
+            outputs: present(&span.outputs).map(|(n, _)| n.to_string()).collect(),
+            balance: Balance::default(),
+        }
+    }
 }
 
 impl Bench<'_> {
@@ -74,23 +164,210 @@ impl Bench<'_> {
         plugin: &Plugin,
         rows: &[u64],
     ) -> Result<Bound, NotBound> {
+        let place = Place {
+            site,
+            span: span_index,
+            choice,
+            plugin,
+            rows,
+            scheme: self.scheme,
+        };
+        let Made {
+            executable,
+            admission,
+            packed_bytes,
+            scratch_bytes,
+            note,
+            ..
+        } = self.make(&place, None)?;
+        let span = &site.spans[span_index];
+        let away = executable
+            .station()
+            .map(|station| Stationed::at(executable.clone(), station.clone()));
+        let seat = self.seat(&place, Box::new(executable), admission, away);
+        Ok(Bound {
+            install: Install {
+                name: site.id(),
+                ops: span.ops.clone(),
+                inputs: span.inputs.iter().map(|(_, v)| *v).collect(),
+                outputs: present(&span.outputs).map(|(_, v)| v).collect(),
+                runner: seat.clone(),
+            },
+            seat,
+            note,
+            packed_bytes,
+            scratch_bytes,
+        })
+    }
+
+    /// Binds both ends of a wire under one scale, or neither, and runs the pair once.
+    pub fn bind_pair(
+        &self,
+        edge: &Edge,
+        format: &str,
+        [from, to]: [&Place<'_>; 2],
+        amax: f32,
+    ) -> Result<BoundPair, NotBound> {
+        let end = |emits: bool, port: &str| WireBind {
+            port: port.into(),
+            emits,
+            format: format.into(),
+            amax,
+        };
+        let sends = end(true, &edge.producer.port);
+        let takes = end(false, &edge.consumer.port);
+        let a = self.make(from, Some(&sends))?;
+        let b = self.make(to, Some(&takes))?;
+        let (span_a, span_b) = (&from.site.spans[from.span], &to.site.spans[to.span]);
+        let outputs_a: Vec<(&str, ValueId)> = present(&span_a.outputs).collect();
+        let port_a = outputs_a.iter().position(|(n, _)| *n == sends.port);
+        let port_b = span_b.inputs.iter().position(|(n, _)| *n == takes.port);
+        let (Some(port_a), Some(port_b)) = (port_a, port_b) else {
+            let reason = format!("no port `{}` or `{}` here", sends.port, takes.port);
+            return Err(refusal(to, "wires", "wire_format", reason, false));
+        };
+        let name = format!("chain:{}+{}", from.site.id(), to.site.id());
+        let rows = a.note.row_capacity.min(b.note.row_capacity);
+        let trials = [(a.trial(from), &a.weights), (b.trial(to), &b.weights)];
+        let (form_a, form_b) = (a.executable.clone(), b.executable.clone());
+        let seats = [
+            self.seat(from, Box::new(Linked), a.admission.clone(), None),
+            self.seat(to, Box::new(Linked), b.admission.clone(), None),
+        ];
+        let observed = from.rows.iter().chain(to.rows).copied().max().unwrap_or(1);
+        let half = |seat: &Arc<Seat>, form: Arc<Loaded>, port| Half {
+            seat: seat.clone(),
+            form,
+            port,
+        };
+        let chain = Chain::new(
+            name.clone(),
+            half(&seats[0], form_a, port_a),
+            half(&seats[1], form_b, port_b),
+            observed as usize,
+        );
+        let failed = |e: Error| refusal(to, "wires", &e.code(), e.to_string(), false);
+        let ports = [sends.port.as_str(), takes.port.as_str()];
+        let smoke = smoke(&chain, &trials, rows, ports);
+        let smoke = match smoke.map_err(failed)? {
+            Ok(cosine) if cosine >= SMOKE => cosine,
+            Ok(cosine) => {
+                let reason = format!(
+                    "the pair reaches cosine {cosine:.6} at {rows} rows, {SMOKE} is needed"
+                );
+                return Err(refusal(to, "wires", PAIR_SMOKE, reason, false));
+            }
+            Err((end, failure)) => {
+                let at = [from, to][end.min(1)];
+                let reason = format!("{}: {}", failure.code, failure.message);
+                return Err(refusal(at, "wires", PAIR_SMOKE, reason, !failure.declined));
+            }
+        };
+        let mut ops = span_a.ops.clone();
+        ops.extend(&edge.views);
+        ops.extend(&span_b.ops);
+        let rest = span_b
+            .inputs
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| *i != port_b);
+        let sides = outputs_a.iter().enumerate().filter(|(i, _)| *i != port_a);
+        let install = Install {
+            name,
+            ops,
+            inputs: span_a
+                .inputs
+                .iter()
+                .map(|(_, v)| *v)
+                .chain(rest.map(|(_, (_, v))| *v))
+                .collect(),
+            outputs: sides
+                .map(|(_, (_, v))| *v)
+                .chain(present(&span_b.outputs).map(|(_, v)| v))
+                .collect(),
+            runner: Arc::new(chain),
+        };
+        let [seat_a, seat_b] = seats;
+        let bound =
+            |seat, mut note: SeatNote, end: WireBind, peer: &Site<'_>, bytes: (u64, u64)| {
+                note.wire = Some(SeatWire {
+                    port: end.port,
+                    emits: end.emits,
+                    format: end.format,
+                    amax,
+                    peer: peer.id(),
+                    rows: observed,
+                });
+                Bound {
+                    seat,
+                    install: install.clone(),
+                    note,
+                    packed_bytes: bytes.0,
+                    scratch_bytes: bytes.1,
+                }
+            };
+        Ok(BoundPair {
+            halves: [
+                bound(
+                    seat_a,
+                    a.note,
+                    sends,
+                    to.site,
+                    (a.packed_bytes, a.scratch_bytes),
+                ),
+                bound(
+                    seat_b,
+                    b.note,
+                    takes,
+                    from.site,
+                    (b.packed_bytes, b.scratch_bytes),
+                ),
+            ],
+            smoke,
+        })
+    }
+
+    fn seat(
+        &self,
+        place: &Place<'_>,
+        form: Box<dyn Executable>,
+        admission: Admission,
+        away: Option<Arc<dyn Elsewhere>>,
+    ) -> Arc<Seat> {
+        let graph = self.session.graph();
+        let dims_of = |v: ValueId| graph.value(v).dims.clone();
+        let span = &place.site.spans[place.span];
+        Seat::at(
+            away,
+            place.site.seam.key.clone(),
+            form,
+            admission,
+            self.on_guard_fail,
+            span.inputs.iter().map(|(_, v)| v.map(dims_of)).collect(),
+            present(&span.outputs).map(|(_, v)| dims_of(v)).collect(),
+        )
+    }
+
+    /// Probes, binds and checks a form, on the wire where there is one.
+    fn make(&self, place: &Place<'_>, wire: Option<&WireBind>) -> Result<Made, NotBound> {
+        let Place {
+            site,
+            span: span_index,
+            choice,
+            plugin,
+            rows,
+            scheme,
+        } = *place;
         let form = choice.form;
         let span = &site.spans[span_index];
         let refuse = |stage: &str, code: &str, reason: String, distrust: bool| {
-            Err(NotBound {
-                note: RefusalNote {
-                    path: site.seam.path.clone(),
-                    structure: site.spec.name.clone(),
-                    stage: stage.into(),
-                    code: code.into(),
-                    reason,
-                    plugin: Some(choice.plugin.into()),
-                    form: Some(form.name.clone()),
-                },
-                distrust,
-            })
+            Err(refusal(place, stage, code, reason, distrust))
         };
-        let observed = rows.iter().copied().max().unwrap_or(1);
+        // A form by itself serves all that was seen; a pair is for the rows it mostly sees.
+        let observed = match wire {
+            None => rows.iter().copied().max().unwrap_or(1),
+            Some(_) => median(rows),
+        };
         let dims: BTreeMap<String, u64> = span.dims.iter().map(|(k, v)| (k.clone(), *v)).collect();
         // Alternatives of a band settle once the sizes are known; without any the declared rows hold.
         let band = match form.band.any.is_empty() {
@@ -99,8 +376,13 @@ impl Bench<'_> {
         };
         let capacity = band.map_or(observed, |[_, hi]| match hi {
             u64::MAX => observed,
+            hi if wire.is_some() => hi.min(observed),
             hi => hi.min(observed.max(hi)),
         });
+        let band = match wire {
+            None => band,
+            Some(_) => Some([band.map_or(1, |[lo, _]| lo), capacity]),
+        };
         let variant = variant_of(site, span_index);
         let shapes = ProbeShapes {
             structure: site.spec.name.clone(),
@@ -109,7 +391,7 @@ impl Bench<'_> {
             dims: span.dims.iter().map(|(k, v)| (k.clone(), *v)).collect(),
             variant: variant.clone(),
         };
-        match plugin.probe(&form.name, 0, &shapes) {
+        match plugin.probe(&form.name, choice.device, &shapes) {
             Ok(report) if report.probed => {}
             Ok(report) => {
                 let code = report.code.unwrap_or_else(|| "entry_missing".into());
@@ -120,10 +402,13 @@ impl Bench<'_> {
             }
             Err(e) => return refuse("probe", &e.code, e.message, crashed(e.kind)),
         }
-        let statistics = match self.statistics(site, form) {
+        let mut statistics = match self.statistics(site, form) {
             Ok(s) => s,
             Err(reason) => return refuse("bind", "statistic_missing", reason, false),
         };
+        if let Some(wire) = wire {
+            statistics.insert(format!("{}|amax|tensor", wire.port), vec![wire.amax]);
+        }
         let weights = match self.weights(site.spec, span) {
             Ok(w) => w,
             Err(e) => return refuse("bind", &e.code(), e.to_string(), false),
@@ -141,9 +426,14 @@ impl Bench<'_> {
             inputs: span.inputs.iter().map(|(n, _)| n.clone()).collect(),
             outputs: present(&span.outputs).map(|(n, _)| n.to_string()).collect(),
             states: span.states.iter().map(|(n, _)| n.clone()).collect(),
-            scheme: self.scheme.clone(),
+            scheme: scheme.clone(),
+            packed: packed_slots(self.blocks),
+            wires: wire
+                .iter()
+                .map(|w| (w.port.clone(), w.format.clone()))
+                .collect(),
         };
-        let balance = match Balance::from_params(|name| self.scheme.get(name)) {
+        let balance = match Balance::from_params(|name| scheme.get(name)) {
             Ok(balance) => balance,
             Err(reason) => return refuse("bind", "scheme_invalid", reason, false),
         };
@@ -155,13 +445,18 @@ impl Bench<'_> {
             &statistics,
             &params,
             capacity,
+            self.blocks,
+            choice.device,
         ) {
             Ok(Ok(b)) => b,
             Ok(Err(e)) => return refuse("bind", &e.code, e.message, crashed(e.kind)),
             Err(e) => return refuse("bind", &e.code(), e.to_string(), false),
         };
         let facts = bound.facts();
-        let executable = Loaded(bound);
+        let executable = match Loaded::new(bound, plugin, choice.device) {
+            Ok(loaded) => Arc::new(loaded),
+            Err(e) => return refuse("bind", &e.code, e.message, crashed(e.kind)),
+        };
         let inputs = match self.inputs(site, span) {
             Ok(i) => i,
             Err(e) => return refuse("bind", &e.code(), e.to_string(), false),
@@ -176,13 +471,45 @@ impl Bench<'_> {
             outputs: present(&span.outputs).map(|(n, _)| n.to_string()).collect(),
             balance,
         };
-        match trial.run(form, &executable, &weights, &statistics, capacity) {
+        let checked = match wire {
+            None => trial.run(form, &*executable, &weights, &statistics, capacity),
+            Some(wire) => {
+                let position = match wire.emits {
+                    true => trial
+                        .outputs
+                        .iter()
+                        .position(|n| *n == wire.port)
+                        .map(End::Emits),
+                    false => params
+                        .inputs
+                        .iter()
+                        .position(|n| *n == wire.port)
+                        .map(End::Accepts),
+                };
+                let Some(end) = position else {
+                    let reason = format!("the span has no port `{}`", wire.port);
+                    return refuse("wires", "wire_format", reason, false);
+                };
+                let decoded = Decoded {
+                    form: &*executable,
+                    end,
+                    scale: fp8_scale(wire.amax),
+                };
+                trial.run(
+                    &on_wire(form, wire),
+                    &decoded,
+                    &weights,
+                    &statistics,
+                    capacity,
+                )
+            }
+        };
+        match checked {
             Ok(Ok(())) => {}
             Ok(Err((code, reason))) => return refuse("bind", code, reason, true),
             Err(e) => return refuse("bind", &e.code(), e.to_string(), false),
         }
         let graph = self.session.graph();
-        let dims_of = |v: ValueId| graph.value(v).dims.clone();
         let width = span
             .inputs
             .iter()
@@ -192,29 +519,21 @@ impl Bench<'_> {
                 _ => None,
             })
             .unwrap_or(0);
-        let outputs: Vec<ValueId> = present(&span.outputs).map(|(_, v)| v).collect();
-        let seat = Seat::new(
-            site.seam.key.clone(),
-            Box::new(executable),
-            Admission {
+        let Trial {
+            inputs, row_axes, ..
+        } = trial;
+        let device = executable.station().map(|s| s.note().clone());
+        Ok(Made {
+            inputs,
+            row_axes,
+            executable,
+            weights,
+            admission: Admission {
                 width,
                 rows: Rows::Capacity(capacity as usize),
                 band: band.map(|[lo, hi]| (lo as usize, hi as usize)),
                 concurrent: form.concurrent,
             },
-            self.on_guard_fail,
-            span.inputs.iter().map(|(_, v)| v.map(dims_of)).collect(),
-            outputs.iter().map(|v| dims_of(*v)).collect(),
-        );
-        Ok(Bound {
-            install: Install {
-                name: site.id(),
-                ops: span.ops.clone(),
-                inputs: span.inputs.iter().map(|(_, v)| *v).collect(),
-                outputs,
-                runner: seat.clone(),
-            },
-            seat,
             note: SeatNote {
                 key: site.seam.key.clone(),
                 path: site.seam.path.clone(),
@@ -230,9 +549,16 @@ impl Bench<'_> {
                 dims: params.dims,
                 statistics,
                 scheme: params.scheme,
+                packed: params
+                    .packed
+                    .iter()
+                    .map(|(slot, p)| (slot.clone(), p.format.name().to_string()))
+                    .collect(),
                 row_capacity: capacity as usize,
                 median_rows: median(rows),
                 note: site.notes.clone(),
+                wire: None,
+                device,
             },
             packed_bytes: facts.packed_bytes,
             scratch_bytes: facts.scratch_bytes,
@@ -314,7 +640,11 @@ impl Bench<'_> {
     }
 
     /// The span's weights in slot dims; strides tell the stored order, nothing is copied.
-    fn weights(&self, spec: &Spec, span: &LocatedSpan) -> Result<Vec<NamedWeight>, Error> {
+    pub(crate) fn weights(
+        &self,
+        spec: &Spec,
+        span: &LocatedSpan,
+    ) -> Result<Vec<NamedWeight>, Error> {
         let mut out = Vec::with_capacity(span.weights.len());
         for (name, source) in &span.weights {
             let slot = slot_of(spec, name).ok_or_else(|| {
@@ -374,7 +704,8 @@ impl Bench<'_> {
     }
 }
 
-/// Hands everything over as views. The outer result is the host's failure, the inner one the plugin's.
+/// Hands everything over as views, packed slots as their rows. The outer result is the host's failure, the inner one the plugin's.
+#[allow(clippy::too_many_arguments)] // one for each part of the interface's own request
 pub(crate) fn bind_form(
     plugin: &Plugin,
     form: &str,
@@ -383,6 +714,8 @@ pub(crate) fn bind_form(
     statistics: &BTreeMap<String, Vec<f32>>,
     params: &BindParams,
     capacity: u64,
+    blocks: &Blocks,
+    device: u32,
 ) -> Result<Result<BoundForm, PluginError>, Error> {
     let guards: Vec<_> = weights
         .iter()
@@ -390,6 +723,11 @@ pub(crate) fn bind_form(
         .collect();
     let mut named = Vec::with_capacity(guards.len());
     for (weight, (storage, layout)) in &guards {
+        if let Some(packed) = blocks.get(&weight.name) {
+            let view = HostTensor::new(&packed.rows, &[packed.n, packed.width()])?;
+            named.push((weight.name.as_str(), view));
+            continue;
+        }
         let Storage::Cpu(CpuStorage::F32(data)) = &**storage else {
             return Err(Error::invalid("weights_not_on_device", weight.name.clone()));
         };
@@ -411,7 +749,7 @@ pub(crate) fn bind_form(
     }
     Ok(plugin.bind(&BindSpec {
         form,
-        device: 0,
+        device,
         span,
         weights: &named,
         statistics: &stats,
@@ -420,8 +758,45 @@ pub(crate) fn bind_form(
     }))
 }
 
+fn packed_slots(blocks: &Blocks) -> BTreeMap<String, PackedSlot> {
+    let slot = |(name, packed): (&String, &structures_models::PackedWeight)| {
+        let slot = PackedSlot {
+            format: packed.format,
+            n: packed.n as u64,
+            k: packed.k as u64,
+        };
+        (name.clone(), slot)
+    };
+    blocks.iter().map(slot).collect()
+}
+
 /// A loaded form as a seat sees it.
-pub(crate) struct Loaded(pub(crate) BoundForm);
+pub(crate) struct Loaded {
+    form: BoundForm,
+    /// The device it was bound on, when that is not the CPU.
+    station: Option<Arc<Station>>,
+}
+
+impl Loaded {
+    /// A form that was bound on a device, 0 being the CPU.
+    pub(crate) fn new(form: BoundForm, plugin: &Plugin, device: u32) -> Result<Self, PluginError> {
+        let station = match device {
+            0 => None,
+            index => Some(Station::open(plugin, index)?),
+        };
+        Ok(Loaded { form, station })
+    }
+
+    /// What was bound.
+    pub(crate) fn form(&self) -> &BoundForm {
+        &self.form
+    }
+
+    /// The device, when it is not the CPU.
+    fn station(&self) -> Option<&Arc<Station>> {
+        self.station.as_ref()
+    }
+}
 
 impl Executable for Loaded {
     fn call(
@@ -429,6 +804,9 @@ impl Executable for Loaded {
         inputs: &[Option<(&[f32], &[usize])>],
         outputs: &mut [(Vec<f32>, Vec<usize>)],
     ) -> Result<(), CallFailure> {
+        if let Some(station) = &self.station {
+            return station.copied(&self.form, inputs, outputs);
+        }
         let shape = |e: structures_loader::LoaderError| CallFailure {
             code: "argument".into(),
             message: e.to_string(),
@@ -450,13 +828,180 @@ impl Executable for Loaded {
             })
             .collect::<Result<_, _>>()
             .map_err(shape)?;
-        self.0
+        self.form
             .call(&inputs, &mut outputs, &mut [])
             .map_err(|e: PluginError| CallFailure {
                 code: e.code.clone(),
-                declined: !self.0.poisoned(),
+                declined: !self.form.poisoned(),
                 message: e.to_string(),
             })
+    }
+}
+
+impl Executable for Arc<Loaded> {
+    fn call(
+        &self,
+        inputs: &[Option<(&[f32], &[usize])>],
+        outputs: &mut [(Vec<f32>, Vec<usize>)],
+    ) -> Result<(), CallFailure> {
+        Executable::call(&**self, inputs, outputs)
+    }
+}
+
+impl WiredForm for Loaded {
+    fn call(&self, inputs: &[Port<'_>], outputs: &mut [PortMut<'_>]) -> Result<(), CallFailure> {
+        if let Some(station) = &self.station {
+            return station.copied_ports(&self.form, inputs, outputs);
+        }
+        let shape = |e: structures_loader::LoaderError| CallFailure {
+            code: "argument".into(),
+            message: e.to_string(),
+            declined: false,
+        };
+        let inputs: Vec<HostTensor<'_>> = inputs
+            .iter()
+            .map(|port| match port {
+                Port::Absent => Ok(HostTensor::ABSENT),
+                Port::Values(data, dims) => HostTensor::new(data, dims),
+                Port::Codes(data, dims) => {
+                    HostTensor::bytes(data, abi::DType::E4m3, dims, &row_major(dims))
+                }
+            })
+            .collect::<Result<_, _>>()
+            .map_err(shape)?;
+        let mut outputs: Vec<HostTensorMut<'_>> = outputs
+            .iter_mut()
+            .map(|port| match port {
+                PortMut::Values(data, dims) => HostTensorMut::new(data, dims),
+                PortMut::Codes(data, dims) => {
+                    HostTensorMut::bytes(data, abi::DType::E4m3, dims, &row_major(dims))
+                }
+            })
+            .collect::<Result<_, _>>()
+            .map_err(shape)?;
+        self.form
+            .call(&inputs, &mut outputs, &mut [])
+            .map_err(|e: PluginError| CallFailure {
+                code: e.code.clone(),
+                declined: !self.form.poisoned(),
+                message: e.to_string(),
+            })
+    }
+}
+
+fn row_major(dims: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; dims.len()];
+    for i in (1..dims.len()).rev() {
+        strides[i - 1] = strides[i] * dims[i];
+    }
+    strides
+}
+
+/// A form's declaration as it is on the wire: the port is rounded through E4M3.
+fn on_wire(form: &FormDecl, wire: &WireBind) -> FormDecl {
+    let mut on = form.clone();
+    if wire.emits {
+        // What it sends is the one thing it rounds.
+        on.statistics.clear();
+        on.tolerance = on.tolerance.max(WIRE_TOLERANCE);
+    }
+    if wire.emits || on.activation_format == "none" {
+        on.activation_format = "e4m3".into();
+    }
+    if on.statistics.iter().all(|s| s.point != wire.port) {
+        on.statistics.push(StatisticDecl {
+            point: wire.port.clone(),
+            statistic: "amax".into(),
+            granularity: "tensor".into(),
+        });
+    }
+    on
+}
+
+fn refusal(place: &Place<'_>, stage: &str, code: &str, reason: String, distrust: bool) -> NotBound {
+    NotBound {
+        note: RefusalNote {
+            path: place.site.seam.path.clone(),
+            structure: place.site.spec.name.clone(),
+            stage: stage.into(),
+            code: code.into(),
+            reason,
+            plugin: Some(place.choice.plugin.into()),
+            form: Some(place.choice.form.name.clone()),
+        },
+        distrust,
+    }
+}
+
+/// Runs a pair through its wire on what the host feeds it: the smallest cosine of the consumer's outputs against both
+/// references one after the other, neither quantised. The inner error is the form's.
+fn smoke(
+    chain: &Chain,
+    [from, to]: &[(Trial<'_>, &Vec<NamedWeight>); 2],
+    rows: usize,
+    [out, into]: [&str; 2],
+) -> Result<Result<f64, (usize, CallFailure)>, Error> {
+    let fed = crate::trial::take_rows(&from.0.inputs, &from.0.row_axes, rows)?;
+    let mut rest = crate::trial::take_rows(&to.0.inputs, &to.0.row_axes, rows)?;
+    let others = rest.iter().filter(|(n, _)| n != into);
+    let inputs: Vec<Option<Tensor>> = fed.iter().chain(others).map(|(_, t)| t.clone()).collect();
+    let got = match chain.serve(&inputs)? {
+        Ok(got) => got,
+        Err(failure) => return Ok(Err(failure)),
+    };
+    let plain = FormDecl::new(&from.0.spec.name, "reference", "none");
+    let exact = |weights: &[NamedWeight]| -> Vec<(String, Tensor)> {
+        weights
+            .iter()
+            .map(|w| (w.name.clone(), w.tensor.clone()))
+            .collect()
+    };
+    let none = BTreeMap::new();
+    let made = from.0.reference(&exact(from.1), &fed, &plain, &none)?;
+    for (name, value) in rest.iter_mut().filter(|(n, _)| n == into) {
+        let sent = made.iter().find(|(n, _)| n == out).map(|(_, t)| t);
+        let sent = sent.ok_or_else(|| {
+            Error::invalid(
+                "point_unplaced",
+                format!("the reference makes no `{out}` for `{name}`"),
+            )
+        })?;
+        let like = value.as_ref().map_or(sent.dims(), |t| t.dims()).to_vec();
+        *value = Some(sent.reshape(like).map_err(failed)?);
+    }
+    let want = to.0.reference(&exact(to.1), &rest, &plain, &none)?;
+    let skipped = got.len().saturating_sub(want.len());
+    let mut worst = 1.0_f64;
+    for ((_, want), got) in want.iter().zip(&got[skipped..]) {
+        let flat = |t: &Tensor| {
+            t.flatten_all()
+                .and_then(|t| t.to_vec1::<f32>())
+                .map_err(failed)
+        };
+        worst = least(worst, cosine(&flat(got)?, &flat(want)?));
+    }
+    Ok(Ok(worst))
+}
+
+/// The smaller one; NaN wins.
+fn least(a: f64, b: f64) -> f64 {
+    match b.is_nan() || b < a {
+        true => b,
+        false => a,
+    }
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| f64::from(*a) * f64::from(*b))
+            .sum()
+    };
+    let both = (dot(a, a) * dot(b, b)).sqrt();
+    match both == 0.0 {
+        true if dot(a, a) == dot(b, b) => 1.0,
+        _ => dot(a, b) / both,
     }
 }
 
@@ -471,11 +1016,11 @@ fn crashed(kind: StatusKind) -> bool {
 }
 
 /// `point|statistic|granularity`
-fn statistic_name(s: &structures_plugin_api::describe::StatisticDecl) -> String {
+fn statistic_name(s: &StatisticDecl) -> String {
     format!("{}|{}|{}", s.point, s.statistic, s.granularity)
 }
 
-fn failed(e: candle_core::Error) -> Error {
+pub(crate) fn failed(e: candle_core::Error) -> Error {
     Error::Graph(structures_graph::GraphError::Kernel {
         op: "bind".into(),
         at: "weights".into(),

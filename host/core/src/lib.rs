@@ -8,9 +8,11 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod adopt;
 pub mod attach;
 pub mod bind;
 mod bound_seam;
+pub mod chain;
 pub mod choose;
 pub mod decisions;
 pub mod digest;
@@ -32,9 +34,11 @@ pub mod samples;
 pub mod schemes;
 pub mod seat;
 pub mod sites;
+pub mod station;
 pub mod stats;
 pub mod trial;
 pub mod verify;
+pub mod wires;
 pub mod workload;
 
 pub use error::Error;

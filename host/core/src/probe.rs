@@ -187,7 +187,7 @@ fn one(
         Ok(b) => b,
         Err(reason) => return refuse(row, "host_failed", reason),
     };
-    match bench.launch(spec, plugin, form, &variant, rows) {
+    match bench.launch(spec, plugin, form, &variant, rows, options.device) {
         Ok(Ok(())) => {
             row.launched = true;
             row.outcome = "ok".into();
@@ -473,6 +473,7 @@ impl Seeded {
         form: &FormDecl,
         variant: &BTreeMap<String, String>,
         rows: u64,
+        device: u32,
     ) -> Result<Result<(), (String, String)>, Error> {
         // A capacity counts all dims of the first input but its channels.
         let first = self.inputs.iter().find_map(|(_, t)| t.as_ref());
@@ -509,6 +510,8 @@ impl Seeded {
             outputs: self.outputs.clone(),
             states: Vec::new(),
             scheme: BTreeMap::new(),
+            packed: BTreeMap::new(),
+            wires: BTreeMap::new(),
         };
         let bound = bind_form(
             plugin,
@@ -518,9 +521,12 @@ impl Seeded {
             &statistics,
             &params,
             rows,
+            &crate::adopt::Blocks::new(),
+            device,
         )?;
+        let bound = bound.and_then(|form| Loaded::new(form, plugin, device));
         let bound = match bound {
-            Ok(b) => Loaded(b),
+            Ok(b) => b,
             Err(e) => return Ok(Err((e.code.clone(), e.to_string()))),
         };
         let trial = Trial {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+use crate::adopt::Adopted;
 use crate::decisions::Resolved;
 use crate::gates::Metrics;
 use crate::ledger::LedgerSummary;
@@ -58,8 +59,14 @@ pub struct Receipt {
     pub refused: Vec<RefusalNote>,
     /// Seams the scheme or an owner keeps on the host.
     pub kept_host: Vec<RefusalNote>,
+    /// Packed weights taken over at load time, which every arm ran with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adopted: Option<Adopted>,
     /// Negotiated wires.
-    pub negotiated: Vec<Json>,
+    pub negotiated: Vec<WireNote>,
+    /// Stages of the plan in the order they were done.
+    #[serde(default)]
+    pub stages: Vec<String>,
     /// Units in the order they were judged.
     pub units: Vec<UnitNote>,
     /// All active units together.
@@ -76,6 +83,14 @@ pub struct Receipt {
     pub precision_spec: PrecisionSpec,
     /// sha256 of the record without this field.
     pub digest: String,
+}
+
+impl Receipt {
+    /// Every seat to bind again: what was adopted, then what was judged.
+    pub fn bound(&self) -> impl Iterator<Item = &SeatNote> {
+        let adopted = self.adopted.iter().flat_map(|a| &a.seats);
+        adopted.chain(&self.seats)
+    }
 }
 
 /// What was loaded.
@@ -160,7 +175,7 @@ pub struct RefusalNote {
     pub path: String,
     /// Structure.
     pub structure: String,
-    /// `discover`, `locate`, `scheme`, `ownership`, `choose`, `probe`, `bind`.
+    /// `discover`, `locate`, `scheme`, `ownership`, `choose`, `probe`, `bind`, `adopt`.
     pub stage: String,
     /// Stable code.
     pub code: String,
@@ -185,6 +200,9 @@ pub struct UnitNote {
     pub form: String,
     /// Plugin.
     pub plugin: String,
+    /// Number of the plugin's device; absent on the CPU, and where several differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<u32>,
     /// Number of seats.
     pub seams: usize,
     /// Their paths.
@@ -205,6 +223,24 @@ pub struct UnitNote {
     pub ledger: LedgerSummary,
     /// Paired latency.
     pub latency: Option<LatencyNote>,
+    /// Copies between host and devices in one timed iteration; empty when all of it ran on the CPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<CopyNote>,
+}
+
+/// Copies between the host and one device in one iteration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyNote {
+    /// `PLUGIN:NUMBER`.
+    pub device: String,
+    /// Values copied to it.
+    pub copies_in: u64,
+    /// Values copied from it.
+    pub copies_out: u64,
+    /// Bytes copied to it.
+    pub bytes_in: u64,
+    /// Bytes copied from it.
+    pub bytes_out: u64,
 }
 
 /// Paired latency of one unit.
@@ -265,6 +301,9 @@ pub struct SeatNote {
     /// Parameters of the scheme's route.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub scheme: BTreeMap<String, Json>,
+    /// Slots that were handed over as packed rows -> their format.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub packed: BTreeMap<String, String>,
     /// Row capacity bound.
     pub row_capacity: usize,
     /// Median of the rows observed here under the workload.
@@ -272,4 +311,80 @@ pub struct SeatNote {
     /// Why wider spans were not taken.
     #[serde(default)]
     pub note: Vec<String>,
+    /// The wire it is on, with its partner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire: Option<SeatWire>,
+    /// The device it runs on; absent on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<SeatDevice>,
+}
+
+/// The device of a seat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeatDevice {
+    /// Its number in the plugin, from 1.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its architecture.
+    pub arch: String,
+}
+
+/// One seat's end of a wire.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SeatWire {
+    /// Name of the port.
+    pub port: String,
+    /// Whether it is an output.
+    pub emits: bool,
+    /// Format of the wire.
+    pub format: String,
+    /// What both ends take their scale from.
+    pub amax: f32,
+    /// `structure:key` of the seat at the other end.
+    pub peer: String,
+    /// Most rows observed: more than that demotes both.
+    pub rows: u64,
+}
+
+/// One negotiated wire.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WireNote {
+    /// The unit: `chain:<producer>+<consumer>`, structures.
+    pub unit: String,
+    /// Who sends.
+    pub producer: WireEndNote,
+    /// Who reads.
+    pub consumer: WireEndNote,
+    /// Name of the value in the host's graph.
+    pub value: String,
+    /// Module of the structure that owns the block.
+    pub owner: String,
+    /// Format.
+    pub format: String,
+    /// Calibrated at the consumer's input.
+    pub amax: f32,
+    /// The one scale of both ends.
+    pub scale: f32,
+    /// Median rows, which the pair is bound for.
+    pub rows: u64,
+    /// Cosine of the pair on what the host feeds it.
+    pub smoke: f64,
+    /// Whether both seats stay.
+    pub active: bool,
+}
+
+/// One end of a negotiated wire.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireEndNote {
+    /// Receipt key of the seam.
+    pub key: String,
+    /// Structure.
+    pub structure: String,
+    /// Port.
+    pub port: String,
+    /// Plugin.
+    pub plugin: String,
+    /// Form.
+    pub form: String,
 }

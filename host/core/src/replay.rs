@@ -1,4 +1,4 @@
-//! Binding again exactly what a receipt activated, or refusing with what is different.
+//! Binding again exactly what a receipt adopted and activated, or refusing with what is different.
 //!
 //! A receipt holds the seats, the statistics they were bound with, and the digests of plugins, specs and checkpoint.
 //! Nothing is judged again; anything that differs is a refusal, never a guess.
@@ -7,15 +7,20 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use structures_graph::session::Plan;
+use structures_loader::Plugin;
+use structures_seams::HostFacts;
 
-use crate::attach::{nothing, span_contents};
-use crate::bind::Bench;
-use crate::choose::qualify;
+use crate::adopt::Blocks;
+use crate::attach::{nothing, read_packed, span_contents};
+use crate::bind::{installs, Bench, Bound, NotBound, Place};
+use crate::choose::{qualify, Choice};
 use crate::error::Error;
 use crate::host::{Host, Loaded};
-use crate::receipt::{Receipt, SeatNote};
+use crate::receipt::{Receipt, SeatNote, SeatWire};
 use crate::seat::{OnGuardFail, Seat};
+use crate::sites::{Site, Survey};
 use crate::stats::{Calibration, CalibrationNote};
+use crate::wires::{edge, Edge, End};
 
 /// Reads and verifies a receipt.
 pub fn read(path: &std::path::Path) -> Result<Receipt, Error> {
@@ -49,15 +54,110 @@ pub fn replay(
     let held = prompt.len().min(model.model.config().max_positions);
     let contents = span_contents(model, &survey, &prompt[..held])?;
     let forms = host.forms();
-    let mut installs = Vec::new();
-    let mut seats = Vec::new();
-    for note in &receipt.seats {
-        let different = |what: &str| {
-            Error::refused(
-                "receipt_mismatch",
-                format!("seat `{}` ({}): {what}", note.key, note.structure),
-            )
+    let mut bounds: Vec<Bound> = Vec::new();
+    for note in receipt.bound() {
+        let again = Again::of(host, &survey, &forms, note)?;
+        let calibration = statistics_of(note);
+        let blocks = again.blocks(model)?;
+        let bench = Bench {
+            session: model.session(),
+            calibration: &calibration,
+            contents: &contents,
+            on_guard_fail,
+            scheme: &note.scheme,
+            blocks: &blocks,
         };
+        let refused =
+            |no: NotBound| again.different(&format!("{}: {}", no.note.code, no.note.reason));
+        let made = match &note.wire {
+            None => {
+                let Again {
+                    site,
+                    span,
+                    choice,
+                    plugin,
+                    ref rows,
+                    ..
+                } = again;
+                let bound = bench.bind(site, span, choice, plugin, rows);
+                vec![bound.map_err(refused)?]
+            }
+            // The reader is bound with who sends to it.
+            Some(wire) if !wire.emits => continue,
+            Some(wire) => {
+                let reader = receipt.seats.iter().find(|n| {
+                    let back = n.wire.as_ref().filter(|w| !w.emits);
+                    format!("{}:{}", n.structure, n.key) == wire.peer
+                        && back.is_some_and(|w| w.peer == again.site.id())
+                });
+                let reader = reader.ok_or_else(|| {
+                    again.different("its partner on the wire is not in the receipt")
+                })?;
+                let to = Again::of(host, &survey, &forms, reader)?;
+                let calibration = together(statistics_of(note), statistics_of(reader));
+                let bench = Bench {
+                    calibration: &calibration,
+                    ..bench
+                };
+                let edge = again.edge(model, &survey, wire, &to)?;
+                let places = [&again.place(), &to.place()];
+                let pair = bench.bind_pair(&edge, &wire.format, places, wire.amax);
+                pair.map_err(refused)?.halves.into()
+            }
+        };
+        for bound in &made {
+            let then = receipt
+                .bound()
+                .find(|n| n.key == bound.note.key && n.structure == bound.note.structure)
+                .unwrap_or(note);
+            for (what, then, now) in [
+                ("variant", json(&then.variant), json(&bound.note.variant)),
+                ("params", json(&then.params), json(&bound.note.params)),
+                ("dims", json(&then.dims), json(&bound.note.dims)),
+                ("format", json(&then.format), json(&bound.note.format)),
+                ("wire", json(&then.wire), json(&bound.note.wire)),
+                ("device", json(&then.device), json(&bound.note.device)),
+            ] {
+                if then != now {
+                    return Err(again.different(&format!("{what} was {then}, is {now}")));
+                }
+            }
+        }
+        bounds.extend(made);
+    }
+    let seats = receipt.bound().count();
+    if bounds.len() != seats {
+        return Err(Error::refused(
+            "receipt_mismatch",
+            format!(
+                "{seats} seats in the receipt, {} of them could be bound",
+                bounds.len()
+            ),
+        ));
+    }
+    let plan = model.session().plan(installs(&bounds))?;
+    Ok((plan, bounds.into_iter().map(|b| b.seat).collect()))
+}
+
+/// Where a seat of a receipt is now.
+struct Again<'a> {
+    note: &'a SeatNote,
+    site: &'a Site<'a>,
+    span: usize,
+    choice: &'a Choice<'a>,
+    plugin: &'a Plugin,
+    /// Capacity is what was bound, the choice of form rests on the median.
+    rows: Vec<u64>,
+}
+
+impl<'a> Again<'a> {
+    fn of(
+        host: &'a Host,
+        survey: &'a Survey<'a>,
+        forms: &'a [Choice<'a>],
+        note: &'a SeatNote,
+    ) -> Result<Self, Error> {
+        let different = |what: &str| different(note, what);
         let site = survey
             .sites
             .iter()
@@ -73,6 +173,7 @@ pub fn replay(
                 c.plugin == note.plugin
                     && c.form.name == note.form
                     && c.form.structure == note.structure
+                    && c.device == note.device.as_ref().map_or(0, |d| d.index)
             })
             .ok_or_else(|| different("the plugin declares no such form now"))?;
         let rows = [note.median_rows];
@@ -84,39 +185,101 @@ pub fn replay(
                 note.span, site.spans[span].name
             )));
         }
-        // Capacity is what was bound, the choice of form rests on the median.
-        let bound_rows = [note.median_rows, note.row_capacity as u64];
         let plugin = host
             .registry
             .plugin(choice.plugin)
             .ok_or_else(|| different("the plugin is not loaded"))?;
-        let calibration = statistics_of(note);
-        let bench = Bench {
-            session: model.session(),
-            calibration: &calibration,
-            contents: &contents,
-            on_guard_fail,
-            scheme: &note.scheme,
-        };
-        let bound = bench
-            .bind(site, span, choice, plugin, &bound_rows)
-            .map_err(|refused| {
-                different(&format!("{}: {}", refused.note.code, refused.note.reason))
-            })?;
-        for (what, then, now) in [
-            ("variant", json(&note.variant), json(&bound.note.variant)),
-            ("params", json(&note.params), json(&bound.note.params)),
-            ("dims", json(&note.dims), json(&bound.note.dims)),
-            ("format", json(&note.format), json(&bound.note.format)),
-        ] {
-            if then != now {
-                return Err(different(&format!("{what} was {then}, is {now}")));
+        // On a wire the median was bound, and the most that was observed is told beside it.
+        let rows = match &note.wire {
+            None => vec![note.median_rows, note.row_capacity as u64],
+            Some(wire) => {
+                let bound = note.row_capacity as u64;
+                vec![bound, bound, wire.rows]
             }
-        }
-        installs.push(bound.install);
-        seats.push(bound.seat);
+        };
+        Ok(Again {
+            note,
+            site,
+            span,
+            choice,
+            plugin,
+            rows,
+        })
     }
-    Ok((model.session().plan(installs)?, seats))
+
+    /// The rows it was given packed.
+    fn blocks(&self, model: &Loaded) -> Result<Blocks, Error> {
+        let blocks = read_packed(model, &self.site.spans[self.span], &self.note.packed)?;
+        match blocks.len() == self.note.packed.len() {
+            true => Ok(blocks),
+            false => Err(self.different("the checkpoint does not store its slots packed as then")),
+        }
+    }
+
+    fn different(&self, what: &str) -> Error {
+        different(self.note, what)
+    }
+
+    fn place(&self) -> Place<'_> {
+        Place {
+            site: self.site,
+            span: self.span,
+            choice: self.choice,
+            plugin: self.plugin,
+            rows: &self.rows,
+            scheme: &self.note.scheme,
+        }
+    }
+
+    /// The edge of a wire in the graph as it is now.
+    fn edge(
+        &self,
+        model: &Loaded,
+        survey: &Survey<'_>,
+        wire: &SeatWire,
+        to: &Again<'_>,
+    ) -> Result<Edge, Error> {
+        let facts = HostFacts::new(model.session().graph());
+        let reader = to.note.wire.as_ref().map_or("", |w| w.port.as_str());
+        let end = |again: &Again<'_>, port: &str, emits: bool| {
+            let span = &again.site.spans[again.span];
+            let ports = if emits { &span.outputs } else { &span.inputs };
+            Some(End {
+                site: survey
+                    .sites
+                    .iter()
+                    .position(|s| std::ptr::eq(s, again.site))?,
+                span: again.span,
+                port: port.into(),
+                value: ports.iter().find(|(n, _)| n == port)?.1?,
+            })
+        };
+        let ends = end(self, &wire.port, true).zip(end(to, reader, false));
+        let found = ends.and_then(|(from, to)| edge(&facts, &survey.sites, &from, &to));
+        match found {
+            Some(Ok(edge)) => Ok(edge),
+            Some(Err(broken)) => {
+                Err(self.different(&format!("{}: {}", broken.code, broken.reason)))
+            }
+            None => Err(self.different("the two ends of its wire do not meet now")),
+        }
+    }
+}
+
+fn different(note: &SeatNote, what: &str) -> Error {
+    Error::refused(
+        "receipt_mismatch",
+        format!("seat `{}` ({}): {what}", note.key, note.structure),
+    )
+}
+
+/// The statistics of both ends.
+fn together(mut a: Calibration, b: Calibration) -> Calibration {
+    a.amax.extend(b.amax);
+    a.channel_amax.extend(b.channel_amax);
+    a.second_moment.extend(b.second_moment);
+    a.contents.extend(b.contents);
+    a
 }
 
 /// Checkpoint, plugins and specs are what they were.
@@ -134,7 +297,7 @@ fn check(host: &Host, model: &Loaded, receipt: &Receipt) -> Result<(), Error> {
     for note in receipt
         .plugins
         .iter()
-        .filter(|p| receipt.seats.iter().any(|s| s.plugin == p.id))
+        .filter(|p| receipt.bound().any(|s| s.plugin == p.id))
     {
         match host.registry.plugin(&note.id) {
             None => {
@@ -155,7 +318,7 @@ fn check(host: &Host, model: &Loaded, receipt: &Receipt) -> Result<(), Error> {
             Some(_) => {}
         }
     }
-    for seat in &receipt.seats {
+    for seat in receipt.bound() {
         let key = format!("{}@{}", seat.structure, seat.version);
         let Ok(spec) = host.catalog.get_version(&seat.structure, seat.version) else {
             return differs(format!(

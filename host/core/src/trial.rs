@@ -166,7 +166,7 @@ impl Trial<'_> {
         Ok(Ok(()))
     }
 
-    fn reference(
+    pub(crate) fn reference(
         &self,
         weights: &[(String, Tensor)],
         inputs: &[(String, Option<Tensor>)],
@@ -477,7 +477,7 @@ fn failed(e: candle_core::Error) -> Error {
 
 /// The last rows of every input, at most `rows` in the first one. Rows are cut along each input's own dim of them; an
 /// input without one (a table of the whole length, a conditioning) is taken whole. Ranks stay as they are.
-fn take_rows(
+pub(crate) fn take_rows(
     inputs: &[(String, Option<Tensor>)],
     axes: &[Option<usize>],
     rows: usize,

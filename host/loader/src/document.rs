@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use structures_plugin_api::abi::{API_MINOR, API_VERSION};
-use structures_plugin_api::describe::{Description, FormDecl, WeightFormat, SCHEMA};
+use structures_plugin_api::describe::{Description, FormDecl, WeightFormat, Wire, SCHEMA};
 
 use crate::code::{Code, Refusal};
 use crate::open;
@@ -73,6 +73,12 @@ pub fn check(d: &Description) -> Result<(), Refusal> {
         if let Some([low, high]) = f.band.rows.filter(|[low, high]| low > high) {
             return Err(bad(format!(
                 "{name}: the band of rows [{low}, {high}] is empty"
+            )));
+        }
+        let malformed = |w: &&String| w.contains(':') && Wire::parse(w).is_none();
+        if let Some(wire) = f.wires.iter().find(malformed) {
+            return Err(bad(format!(
+                "{name}: expected a wire as `emits:OUTPUT:FORMAT` or `accepts:INPUT:FORMAT`, found `{wire}`"
             )));
         }
         let cap = tolerance_cap(f);

@@ -42,6 +42,9 @@ pub enum ModelError {
     /// A well-formed file asks for something this version does not do.
     #[error("{}: {} `{}` is not supported: expected {}; {}", .0.path.display(), .0.item, .0.found, .0.expected, .0.help)]
     Unsupported(Box<Fault>),
+    /// The weights are packed by a codec that is not here.
+    #[error("{}: {} `{}`: there is no codec for it here: expected {}; {}", .0.path.display(), .0.item, .0.found, .0.expected, .0.help)]
+    Codec(Box<Fault>),
     /// A tensor is missing, there twice, or has another shape than the config says.
     #[error("{}: tensor `{}`: expected {}, found {}; {}", .0.path.display(), .0.item, .0.expected, .0.found, .0.help)]
     Tensor(Box<Fault>),
@@ -141,6 +144,7 @@ impl ModelError {
             ModelError::Io { .. } => "io",
             ModelError::Malformed(_) => "malformed",
             ModelError::Unsupported(_) => "unsupported",
+            ModelError::Codec(_) => "codec_missing",
             ModelError::Tensor(_) => "tensor",
             ModelError::NonFinite { .. } | ModelError::NoFiniteScore { .. } => "non_finite",
             ModelError::Tokenizer { .. } => "tokenizer",
@@ -186,6 +190,22 @@ impl ModelError {
         help: impl Into<String>,
     ) -> Self {
         ModelError::Unsupported(Box::new(Fault {
+            path: path.into(),
+            item: item.into(),
+            expected: expected.into(),
+            found: found.into(),
+            help: help.into(),
+        }))
+    }
+
+    pub(crate) fn codec(
+        path: &Path,
+        item: impl Into<String>,
+        expected: impl Into<String>,
+        found: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Self {
+        ModelError::Codec(Box::new(Fault {
             path: path.into(),
             item: item.into(),
             expected: expected.into(),

@@ -18,10 +18,11 @@ pub mod families;
 pub mod generate;
 pub mod model;
 pub mod multimodal;
+mod packed;
 pub mod params;
 pub mod tokenizer;
 
-pub use checkpoint::{Checkpoint, Metadata, TensorInfo};
+pub use checkpoint::{Checkpoint, Metadata, PackedWeight, TensorInfo};
 pub use config::DecoderConfig;
 pub use error::ModelError;
 pub use families::{Family, FAMILIES};

@@ -7,7 +7,7 @@
 use crate::abi::{BindArgs, Contract, DType, TensorView};
 use crate::describe::{BindParams, FormDecl, ProbeShapes};
 use crate::owned::read_str;
-use crate::sdk::{Failure, Tensor};
+use crate::sdk::{Failure, PackedRows, Tensor, Weight};
 
 /// A request to bind one form. Weights and statistics are borrowed for the length of `bind`.
 #[derive(Debug)]
@@ -134,6 +134,33 @@ impl<'a> BindRequest<'a> {
         Ok(weight)
     }
 
+    /// The weight of a product's slot as the host gives it, plain or packed: `None` as for
+    /// [`BindRequest::weight`]. A packed one is `[N, bytes of a row]` in `u8`: else `view_dims`.
+    pub fn product_weight(&self, slot: &str) -> Result<Option<Weight<'a>>, Failure> {
+        let Some(tensor) = self.weight(slot) else {
+            return Ok(None);
+        };
+        let Some(packed) = self.params.packed.get(slot) else {
+            return Ok(Some(Weight::Plain(tensor)));
+        };
+        let size = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        let rows = PackedRows::new(
+            packed.format,
+            size(packed.n),
+            size(packed.k),
+            tensor.as_codes()?,
+        )?;
+        Ok(Some(Weight::Packed(rows)))
+    }
+
+    /// As [`BindRequest::product_weight`], of a slot this form cannot do without: else
+    /// `weight_missing`.
+    pub fn required_product_weight(&self, slot: &str) -> Result<Weight<'a>, Failure> {
+        self.product_weight(slot)?.ok_or_else(|| {
+            Failure::refused("weight_missing", format!("slot `{slot}` has no weight"))
+        })
+    }
+
     /// All weights with their slots, in the host's order, absent ones included.
     pub fn weights(&self) -> &[(&'a str, Tensor<'a>)] {
         &self.weights
@@ -204,7 +231,7 @@ impl<'a> BindRequest<'a> {
     }
 
     /// Compares the request with the declaration of its form: structure version, span, variant,
-    /// boundary dtype and dims. Rows are not compared: a call outside them is the host's to
+    /// boundary dtype, packed formats and dims. Rows are not compared: a call outside them is the host's to
     /// dispatch.
     pub fn admitted_by(&self, decl: &FormDecl) -> Result<(), Failure> {
         let params = &self.params;
@@ -214,6 +241,16 @@ impl<'a> BindRequest<'a> {
                 params.structure, params.version, decl.structure, decl.spec_versions
             );
             return Err(Failure::refused("structure_version", text));
+        }
+        for (slot, packed) in &params.packed {
+            if !decl.packed.contains(&packed.format) {
+                let names: Vec<&str> = decl.packed.iter().map(|f| f.name()).collect();
+                let text = format!(
+                    "slot `{slot}` holds {} rows, the form takes {names:?}",
+                    packed.format
+                );
+                return Err(Failure::refused("packed_format", text));
+            }
         }
         let boundary = self.boundary()?.name();
         if !decl.dtypes.iter().any(|dtype| dtype == boundary) {
@@ -272,7 +309,8 @@ unsafe fn named<'a>(
 mod tests {
     use super::*;
     use crate::abi::Str;
-    use crate::describe::{DimBand, WeightFormat};
+    use crate::describe::{DimBand, PackedSlot, WeightFormat};
+    use crate::formats::BlockFormat;
 
     const CONTRACT: Contract = Contract {
         struct_size: size_of::<Contract>() as u32,
@@ -351,6 +389,42 @@ mod tests {
         };
         let request = BindRequest::new("plain", "rows", params(), &bf16);
         assert_eq!(code(request.admitted_by(&decl())), "boundary_dtype");
+    }
+
+    #[test]
+    fn packed_rows_are_taken_where_they_are_declared() {
+        let data: Vec<u8> = [0_u8; 68].into();
+        let slot = |n| PackedSlot {
+            format: BlockFormat::Q8_0,
+            n,
+            k: 32,
+        };
+        let request = |n| {
+            let mut params = params();
+            params.packed = [("w".to_string(), slot(n))].into();
+            // SAFETY: `data` outlives every request made here.
+            let view = unsafe {
+                Tensor::from_view(&crate::abi::TensorView {
+                    data: data.as_ptr().cast_mut().cast(),
+                    dtype: DType::U8 as u32,
+                    rank: 2,
+                    dims: [2, 34, 0, 0, 0, 0, 0, 0],
+                    strides: [34, 1, 0, 0, 0, 0, 0, 0],
+                    ..crate::abi::TensorView::ABSENT
+                })
+            };
+            let request = BindRequest::new("plain", "rows", params, &CONTRACT);
+            request.with_weight("w", view.expect("a view"))
+        };
+        let good = request(2);
+        let weight = good.required_product_weight("w").expect("rows");
+        assert_eq!(weight.dims(), Ok([32, 2]));
+        assert_eq!(code(request(3).product_weight("w")), "view_dims");
+        assert_eq!(code(good.required_product_weight("v")), "weight_missing");
+        assert_eq!(code(good.admitted_by(&decl())), "packed_format");
+        let mut takes = decl();
+        takes.packed = vec![BlockFormat::Q8_0];
+        assert_eq!(code(good.admitted_by(&takes)), "ok");
     }
 
     #[test]

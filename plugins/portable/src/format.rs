@@ -1,6 +1,8 @@
 //! The number formats a product may be executed in, and what they mean for a declaration.
 
-use structures_plugin_api::describe::{FormDecl, StatisticDecl, WeightFormat};
+use structures_plugin_api::describe::{FormDecl, StatisticDecl, WeightFormat, WIRE_FP8_E4M3};
+
+use structures_plugin_api::formats::BlockFormat;
 
 use crate::boundary::Boundary;
 use crate::forms::Leaf;
@@ -8,7 +10,8 @@ use crate::forms::Leaf;
 /// A number format of weights and activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// As given: weights and activations widened to f32.
+    /// As given: weights and activations widened to f32, packed rows of a checkpoint where they are
+    /// used.
     F32,
     /// bf16 weights, activations rounded to bf16 where a product reads them; sums in f32.
     Bf16,
@@ -152,10 +155,22 @@ impl Format {
             .map(|(axis, values)| ((*axis).to_string(), owned(values)))
             .collect();
         decl.weight_format = row.weights;
+        if leaf.packed && self == Format::F32 {
+            decl.packed = BlockFormat::ALL.to_vec();
+        }
         (decl.precision_rank, decl.tolerance) = (row.rank, row.tolerance);
         decl.quantises = !matches!(row.weights, WeightFormat::None | WeightFormat::Bf16);
         decl.rounds = (row.weights == WeightFormat::Bf16).then(|| "bf16".into());
         decl.balances = self.balances();
+        let ends = |end: &str, ports: &[&str]| -> Vec<String> {
+            let one = |port: &&str| format!("{end}:{port}:{WIRE_FP8_E4M3}");
+            ports.iter().map(one).collect()
+        };
+        match self {
+            Format::F32 => decl.wires = ends("emits", leaf.emits),
+            Format::Fp8Static => decl.wires = ends("accepts", leaf.accepts),
+            _ => {}
+        }
         let statistics = |points: &[&str], (statistic, granularity): (&str, &str)| {
             let one = |point: &&str| StatisticDecl {
                 point: (*point).into(),

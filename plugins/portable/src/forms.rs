@@ -35,6 +35,8 @@ pub struct Leaf {
     pub spans: &'static [&'static str],
     /// Formats it is executed in, unquantised first.
     pub formats: &'static [Format],
+    /// Whether its unquantised form takes packed rows of a checkpoint as they are.
+    pub packed: bool,
     /// Points whose activations a quantising format rounds.
     pub points: &'static [&'static str],
     /// Points whose content is bound, whatever the format.
@@ -43,6 +45,10 @@ pub struct Leaf {
     pub points_under: &'static [(&'static str, &'static str)],
     /// Slots that are packed as one and so share a per-tensor scale.
     pub scale_groups: &'static [&'static [&'static str]],
+    /// Outputs that the unquantised form can send over a wire.
+    pub emits: &'static [&'static str],
+    /// Inputs that the form with E4M3 activations can take from a wire.
+    pub accepts: &'static [&'static str],
     /// Axes of which not every value is accepted.
     pub variants: &'static [(&'static str, &'static [&'static str])],
     /// Binds it in a format.
@@ -62,10 +68,13 @@ impl Leaf {
             versions: &[1],
             spans,
             formats: &[Format::F32],
+            packed: false,
             points: &[],
             points_under: &[],
             content: &[],
             scale_groups: &[],
+            emits: &[],
+            accepts: &[],
             variants: &[],
             bind,
         }

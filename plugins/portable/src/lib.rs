@@ -32,6 +32,7 @@ mod sim;
 mod spread;
 #[cfg(test)]
 mod testing;
+mod wire;
 
 use std::sync::Arc;
 

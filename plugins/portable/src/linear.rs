@@ -7,10 +7,11 @@
 use structures_plugin_api::formats::{
     e4m3_to_f32, f32_to_e4m3_saturating, fp8_scale, ActivationRounding, Balance,
 };
-use structures_plugin_api::sdk::{BindRequest, Failure, Host, Tensor};
+use structures_plugin_api::sdk::{BindRequest, Failure, Host, Weight};
 
 use crate::format::Format;
 use crate::packed::Packed;
+use crate::wire::wired;
 
 /// Inputs whose weights are widened at a time: with four channels 8 KiB, half of a first-level
 /// cache together with the matching part of a row.
@@ -32,8 +33,8 @@ pub struct Linear {
 /// What is done to the values before they are multiplied.
 #[derive(Debug)]
 enum Activation {
-    /// E4M3 codes under a scale, which is applied to the sums.
-    Codes { scale: f32 },
+    /// E4M3 codes under a scale, which is applied to the sums; `given` when they come as codes.
+    Codes { scale: f32, given: bool },
     /// Times a factor a channel where there are factors, then rounded.
     Rounded {
         inverse: Vec<f32>,
@@ -44,10 +45,10 @@ enum Activation {
 impl Linear {
     /// Packs weights of dims `[K, N_i]` as one; `point` is where the activation's statistic was
     /// taken. An empty one is none: what the product reads is no point, and is taken as it comes.
-    pub fn bind(
+    pub fn bind<'a, W: Copy + Into<Weight<'a>>>(
         host: &Host,
         format: Format,
-        parts: &[Tensor<'_>],
+        parts: &[W],
         request: &BindRequest<'_>,
         point: &str,
     ) -> Result<Self, Failure> {
@@ -60,6 +61,7 @@ impl Linear {
             _ if point.is_empty() => Activation::plain(),
             Format::Fp8Static => Activation::Codes {
                 scale: fp8_scale(request.scalar_statistic(point, "amax")?),
+                given: wired(request, point)?,
             },
             _ => {
                 let amax = match format.calibrated() {
@@ -85,6 +87,11 @@ impl Linear {
         })
     }
 
+    /// Whether it reads codes: `x` holds their values, without the scale.
+    pub fn coded(&self) -> bool {
+        matches!(self.activation, Activation::Codes { given: true, .. })
+    }
+
     /// Output channels.
     pub fn n(&self) -> usize {
         self.weight.n()
@@ -101,7 +108,7 @@ impl Linear {
     }
 
     /// `out[channel][row] = sum over k of x[row][k] W[k][channel]`. `x` is overwritten by its own
-    /// codes' values where activations are quantised.
+    /// codes' values where activations are quantised, unless it comes as them.
     pub fn apply(&self, host: &Host, x: &mut [f32], rows: usize, out: &mut [f32]) {
         let (n, k) = (self.n(), self.k());
         debug_assert_eq!((x.len(), out.len()), (rows * k, rows * n));
@@ -109,7 +116,8 @@ impl Linear {
             return;
         }
         match &self.activation {
-            Activation::Codes { scale } => {
+            Activation::Codes { given: true, .. } => {}
+            Activation::Codes { scale, .. } => {
                 host.parallel_chunks(x, GRAIN / 8, |_, values| {
                     for value in values {
                         *value = e4m3_to_f32(f32_to_e4m3_saturating(*value / scale));
@@ -174,7 +182,7 @@ impl Activation {
     /// What is left to be applied to the sums.
     fn scale(&self) -> f32 {
         match self {
-            Activation::Codes { scale } => *scale,
+            Activation::Codes { scale, .. } => *scale,
             Activation::Rounded { .. } => 1.0,
         }
     }
@@ -203,6 +211,7 @@ mod tests {
     use super::*;
     use crate::testing::{channel_amax, noise, request_with_amax, transposed};
     use structures_plugin_api::formats::{amax, round_weight, WeightMatrix};
+    use structures_plugin_api::sdk::Tensor;
 
     /// The product in f64, on weights and activations rounded as the format says.
     fn expected(format: Format, w: &[f32], x: &[f32], n: usize, k: usize) -> Vec<f64> {

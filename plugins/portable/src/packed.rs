@@ -8,9 +8,9 @@
 use structures_plugin_api::describe::WeightFormat;
 use structures_plugin_api::formats::{
     amax, bf16_to_f32, e2m1_to_f32, f32_to_bf16, f32_to_e4m3_saturating, fp8_scale, int8_scale,
-    nvfp4_global_scale, pack_nvfp4, quantise_int8, E4M3_VALUES, NVFP4_BLOCK,
+    nvfp4_global_scale, pack_nvfp4, quantise_int8, BlockFormat, E4M3_VALUES, NVFP4_BLOCK,
 };
-use structures_plugin_api::sdk::{Failure, Host, Tensor};
+use structures_plugin_api::sdk::{Failure, Host, Weight};
 use structures_plugin_api::DType;
 
 /// Channels that one piece of parallel packing does.
@@ -33,6 +33,34 @@ enum Codes {
     Int8(Vec<i8>),
     /// Rows of [`nvfp4_row`] bytes: codes two a byte, then the scales of their blocks.
     Nvfp4(Vec<u8>),
+    /// Rows of a checkpoint, as they are stored there; parts in the order of their channels.
+    Stored(Vec<Stored>),
+}
+
+/// Rows of one packed slot.
+#[derive(Debug)]
+struct Stored {
+    format: BlockFormat,
+    n: usize,
+    width: usize,
+    rows: Vec<u8>,
+}
+
+/// Copies of the parts, where every one is packed and nothing is to be done to their values.
+fn stored(parts: &[Weight<'_>], factors: Option<&[f32]>) -> Option<Vec<Stored>> {
+    let one = |part: &Weight<'_>| match part {
+        Weight::Packed(rows) => Some(Stored {
+            format: rows.format(),
+            n: rows.n(),
+            width: rows.width(),
+            rows: rows.data().to_vec(),
+        }),
+        Weight::Plain(_) => None,
+    };
+    match factors {
+        None => parts.iter().map(one).collect(),
+        Some(_) => None,
+    }
 }
 
 #[derive(Debug)]
@@ -52,16 +80,26 @@ fn nvfp4_row(k: usize) -> (usize, usize) {
 impl Packed {
     /// Packs weights of dims `[K, N_i]`, side by side, each input channel times its factor where
     /// there are `factors`. bf16 weights that are not quantised stay bf16: nothing is lost and half
-    /// the memory is read.
-    pub fn pack(
+    /// the memory is read. Packed rows of a checkpoint that are not quantised again stay as they
+    /// are.
+    pub fn pack<'a, W: Copy + Into<Weight<'a>>>(
         host: &Host,
         format: WeightFormat,
-        parts: &[Tensor<'_>],
+        parts: &[W],
         factors: Option<&[f32]>,
     ) -> Result<Self, Failure> {
-        let source = Source::new(parts, factors)?;
+        let parts: Vec<Weight<'a>> = parts.iter().map(|part| (*part).into()).collect();
+        let source = Source::new(&parts, factors)?;
         let (n, k) = (source.n, source.k);
-        let given = parts.iter().all(|part| part.dtype() == Some(DType::Bf16));
+        let bf16 = |part: &Weight<'_>| match part {
+            Weight::Plain(tensor) => tensor.dtype() == Some(DType::Bf16),
+            Weight::Packed(_) => false,
+        };
+        let given = parts.iter().all(bf16);
+        if let (WeightFormat::None, Some(parts)) = (format, stored(&parts, factors)) {
+            let (codes, scale) = (Codes::Stored(parts), Scale::One);
+            return Ok(Packed { n, k, codes, scale });
+        }
         let (codes, scale) = match format {
             WeightFormat::None if !given => (
                 Codes::F32(source.encode(host, |_, value| value)?),
@@ -119,6 +157,7 @@ impl Packed {
             Codes::Bf16(_) => 2 * elements,
             Codes::E4m3(_) | Codes::Int8(_) => elements,
             Codes::Nvfp4(rows) => rows.len() as u64,
+            Codes::Stored(parts) => parts.iter().map(|part| part.rows.len() as u64).sum(),
         };
         codes
             + match &self.scale {
@@ -161,6 +200,17 @@ impl Packed {
                     *value = e2m1_to_f32(codes[i / 2] >> (4 * (i % 2))) * step;
                 }
             }
+            Codes::Stored(parts) => {
+                let mut channel = channel;
+                for part in parts {
+                    if channel < part.n {
+                        let row = &part.rows[channel * part.width..][..part.width];
+                        part.format.decode(row, self.k, from, buffer);
+                        break;
+                    }
+                    channel -= part.n;
+                }
+            }
         }
         buffer
     }
@@ -174,29 +224,26 @@ fn widen<T: Copy>(codes: &[T], values: &mut [f32], widen: impl Fn(T) -> f32) {
 
 /// Weights as the host gave them, seen as one list of channels.
 struct Source<'t, 'a> {
-    parts: &'t [Tensor<'a>],
+    parts: &'t [Weight<'a>],
     factors: Option<&'t [f32]>,
     n: usize,
     k: usize,
 }
 
 impl<'t, 'a> Source<'t, 'a> {
-    fn new(parts: &'t [Tensor<'a>], factors: Option<&'t [f32]>) -> Result<Self, Failure> {
+    fn new(parts: &'t [Weight<'a>], factors: Option<&'t [f32]>) -> Result<Self, Failure> {
         let mut n = 0;
         let mut k = None;
         for part in parts {
-            let [rows, columns] = *part.dims() else {
-                let text = format!("a weight of dims {:?}, expected [K, N]", part.dims());
-                return Err(Failure::refused("dims_inconsistent", text));
-            };
+            let [rows, columns] = part.dims()?;
             if *k.get_or_insert(rows) != rows || rows == 0 || columns == 0 {
-                let all: Vec<&[i64]> = parts.iter().map(|part| part.dims()).collect();
+                let all: Vec<_> = parts.iter().filter_map(|part| part.dims().ok()).collect();
                 let text = format!("weights of dims {all:?} do not lie side by side");
                 return Err(Failure::refused("dims_inconsistent", text));
             }
-            n += columns as usize;
+            n += columns;
         }
-        let k = k.unwrap_or(0) as usize;
+        let k = k.unwrap_or(0);
         if let Some(factors) = factors.filter(|factors| factors.len() != k) {
             let text = format!("{} channel factors for {k} inputs", factors.len());
             return Err(Failure::refused("dims_inconsistent", text));
@@ -211,9 +258,9 @@ impl<'t, 'a> Source<'t, 'a> {
 
     fn read(&self, mut channel: usize, out: &mut [f32]) -> Result<(), Failure> {
         for part in self.parts {
-            match channel.checked_sub(part.cols()) {
+            match channel.checked_sub(part.dims()?[1]) {
                 None => {
-                    part.select(1, channel)?.read_f32(out)?;
+                    part.read_channel(channel, out)?;
                     break;
                 }
                 Some(rest) => channel = rest,
@@ -278,6 +325,7 @@ mod tests {
     use super::*;
     use crate::testing::{noise, transposed};
     use structures_plugin_api::formats::{round_weights_jointly, WeightMatrix};
+    use structures_plugin_api::sdk::{PackedRows, Tensor};
 
     const FORMATS: [WeightFormat; 5] = [
         WeightFormat::None,
@@ -321,6 +369,40 @@ mod tests {
             );
             assert_eq!(dequantised(&packed), [x, y].concat(), "{format:?}");
         }
+    }
+
+    #[test]
+    fn b_246_packed_rows_stay_as_they_are_stored_and_may_differ_in_format() {
+        let k = 64;
+        let of = |format: BlockFormat, n: usize| -> Vec<u8> {
+            let bytes = n * format.row_bytes(k).expect("whole blocks");
+            (0..bytes).map(|i| (i * 29 % 53) as u8).collect()
+        };
+        let (a, b) = (of(BlockFormat::Q8_0, 3), of(BlockFormat::Q4_1, 2));
+        let first = PackedRows::new(BlockFormat::Q8_0, 3, k, &a).expect("fits");
+        let second = PackedRows::new(BlockFormat::Q4_1, 2, k, &b).expect("fits");
+        let parts = [Weight::Packed(first), Weight::Packed(second)];
+        let mut want = vec![0.0; 5 * k];
+        for (channel, row) in want.chunks_mut(k).enumerate() {
+            match channel.checked_sub(3) {
+                None => first.decode(channel, 0, row),
+                Some(rest) => second.decode(rest, 0, row),
+            }
+        }
+        let host = Host::detached();
+        let packed = Packed::pack(&host, WeightFormat::None, &parts, None).expect("packs");
+        assert_eq!(packed.bytes(), (a.len() + b.len()) as u64);
+        assert_eq!(dequantised(&packed), want);
+        // Beside a plain slot, and in a format of ours, their values are taken instead.
+        let plain = Tensor::from_f32(&want[..k], &[k, 1]).expect("fits");
+        let mixed = [parts[1], plain.into()];
+        let packed = Packed::pack(&host, WeightFormat::None, &mixed, None).expect("packs");
+        assert_eq!(dequantised(&packed), [&want[3 * k..], &want[..k]].concat());
+        let mut rounded = want.clone();
+        let matrix = WeightMatrix::out_in(&mut rounded, 5, k);
+        round_weights_jointly(WeightFormat::Int8PerChannel, &mut [matrix]);
+        let packed = Packed::pack(&host, WeightFormat::Int8PerChannel, &parts, None);
+        assert_eq!(dequantised(&packed.expect("packs")), rounded);
     }
 
     #[test]

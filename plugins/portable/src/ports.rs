@@ -1,6 +1,7 @@
 //! Which tensor of a call is which: positions are resolved by name at bind.
 
 use structures_plugin_api::sdk::{BindRequest, Failure, Tensor, TensorMut};
+use structures_plugin_api::DType;
 
 use crate::boundary::Boundary;
 
@@ -93,6 +94,10 @@ const RESERVED: u64 = 8192;
 pub struct Rows {
     boundary: Boundary,
     most: u64,
+    /// The first input comes as codes.
+    coded: bool,
+    /// The output this form sends over a wire, by position.
+    sent: Option<usize>,
 }
 
 impl Rows {
@@ -101,7 +106,19 @@ impl Rows {
         Ok(Rows {
             boundary: Boundary::of(request)?,
             most: request.contract.max_rows(),
+            coded: false,
+            sent: None,
         })
+    }
+
+    /// The same for a form whose first input comes as codes.
+    pub fn coded(self, coded: bool) -> Self {
+        Rows { coded, ..self }
+    }
+
+    /// The same for a form that sends the output at a position as codes.
+    pub fn sending(self, sent: Option<usize>) -> Self {
+        Rows { sent, ..self }
     }
 
     /// Rows to reserve buffers for; 0 when the contract does not say.
@@ -117,7 +134,7 @@ impl Rows {
     /// Rows of this call's first input.
     pub fn admit(self, x: Option<Tensor<'_>>, width: usize) -> Result<usize, Failure> {
         let x = x.ok_or_else(|| Failure::invalid("view_absent", "the input is absent"))?;
-        self.check("the input", &x, width)?;
+        self.check("the input", &x, width, self.coded)?;
         let rows = x.rows();
         if self.most > 0 && rows as u64 > self.most {
             let text = format!("{rows} rows, bound for at most {}", self.most);
@@ -137,7 +154,8 @@ impl Rows {
         let output = outputs.get_mut(position).ok_or_else(|| {
             Failure::invalid("argument", format!("no output at position {position}"))
         })?;
-        self.check("an output", &output.as_tensor(), width)?;
+        let sent = self.sent == Some(position);
+        self.check("an output", &output.as_tensor(), width, sent)?;
         if output.rows() != rows {
             let text = format!("an output of dims {:?} for {rows} rows", output.dims());
             return Err(Failure::invalid("dims_inconsistent", text));
@@ -171,8 +189,22 @@ impl Rows {
         Ok(())
     }
 
-    fn check(self, what: &str, tensor: &Tensor<'_>, width: usize) -> Result<(), Failure> {
-        self.check_dtype(what, tensor)?;
+    fn check(
+        self,
+        what: &str,
+        tensor: &Tensor<'_>,
+        width: usize,
+        coded: bool,
+    ) -> Result<(), Failure> {
+        match coded {
+            false => self.check_dtype(what, tensor)?,
+            true if tensor.dtype() == Some(DType::E4m3) => {}
+            true => {
+                let found = tensor.dtype().map_or("absent", |dtype| dtype.name());
+                let text = format!("{what} is {found}, bound for the wire's e4m3");
+                return Err(Failure::invalid("view_dtype", text));
+            }
+        }
         if tensor.rank() == 0 || tensor.cols() != width {
             let text = format!(
                 "{what} of dims {:?}, bound for width {width}",
@@ -189,7 +221,6 @@ mod tests {
     use super::*;
     use structures_plugin_api::abi::Contract;
     use structures_plugin_api::describe::BindParams;
-    use structures_plugin_api::DType;
 
     #[test]
     fn names_become_positions() {

@@ -334,6 +334,8 @@ impl<'a> Judge<'a> {
                 outputs: span.outputs.clone(),
                 states: span.states.clone(),
                 scheme: BTreeMap::new(),
+                packed: BTreeMap::new(),
+                wires: BTreeMap::new(),
             },
             dtype: self.draft.dtype,
             capacity: rows,

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use structures::adopt::Wish;
 use structures::attach::{attach, Options};
 use structures::gates::{Floors, Schedule, DEFAULT_ROUNDS};
 use structures::receipt::{Receipt, UnitNote};
@@ -14,7 +15,7 @@ use crate::failure::Failure;
 use crate::progress::Bars;
 use crate::writable;
 
-/// Exit 0 with an active unit or with scheme `none`, else 3; the receipt is printed and written in both cases.
+/// Exit 0 with an active unit, with something adopted or with scheme `none`, else 3; the receipt is printed and written in both cases.
 pub fn run(args: &AttachArgs, cx: &Context<'_>) -> Result<u8, Failure> {
     let options = options(args)?;
     let dir = receipt_dir(args.receipt_dir.clone())?;
@@ -59,7 +60,7 @@ pub fn run(args: &AttachArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         }
         cx.out.line(&format!("receipt: {}", path.display()));
     }
-    let active = !receipt.seams_active.is_empty();
+    let active = !receipt.seams_active.is_empty() || receipt.adopted.is_some();
     Ok(if active || receipt.scheme.name == "none" {
         0
     } else {
@@ -80,6 +81,7 @@ pub fn default_options() -> Options {
         on_guard_fail: OnGuardFail::Fallback,
         pins: Vec::new(),
         all_positions: false,
+        adopt: None,
     }
 }
 
@@ -105,7 +107,13 @@ fn options(args: &AttachArgs) -> Result<Options, Failure> {
         },
         pins: pins(&args.pin)?,
         all_positions: args.all_positions,
+        adopt: adopt(args.adopt.as_deref())?,
     })
+}
+
+/// Formats to take over, where the switch was given.
+pub fn adopt(names: Option<&[String]>) -> Result<Option<Wish>, Failure> {
+    Ok(names.map(Wish::parse).transpose()?)
 }
 
 /// The switch as the library names it.
@@ -152,6 +160,9 @@ pub fn table(receipt: &Receipt, cx: &Context<'_>) {
         },
         c.note.source
     ));
+    if let Some(adopted) = &receipt.adopted {
+        cx.out.line(&adopted.summary());
+    }
     let rows: Vec<&UnitNote> = receipt.units.iter().chain(&receipt.union).collect();
     if rows.is_empty() {
         cx.out.line("no unit: nothing could be bound");
@@ -218,7 +229,10 @@ fn row(u: &UnitNote) -> [String; 10] {
     [
         u.name.clone(),
         u.form.clone(),
-        u.plugin.clone(),
+        match u.device {
+            Some(device) => format!("{}@{device}", u.plugin),
+            None => u.plugin.clone(),
+        },
         u.seams.to_string(),
         u.outcome.clone(),
         u.band.clone(),

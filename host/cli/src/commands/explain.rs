@@ -16,7 +16,7 @@ const SHOWN: usize = 8;
 pub fn run(path: &Path, cx: &Context<'_>) -> Result<u8, Failure> {
     let receipt = structures::replay::read(path)?;
     let mut active: BTreeMap<String, usize> = BTreeMap::new();
-    for seat in &receipt.seats {
+    for seat in receipt.bound() {
         let key = format!(
             "{} {} ({}:{})",
             seat.structure, seat.format, seat.plugin, seat.form

@@ -7,7 +7,10 @@ use structures::ledger::LedgerSummary;
 use structures::seat::OnGuardFail;
 use structures_models::generate;
 
-use super::{attach::default_options, load_samples, open_model, pins, Context};
+use super::{
+    attach::{adopt, default_options},
+    load_samples, open_model, pins, Context,
+};
 use crate::args::{GenerateArgs, SampleArgs};
 use crate::failure::Failure;
 use crate::progress::Bars;
@@ -35,7 +38,10 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         OnGuardFail::Fallback
     };
     let progress = Bars::new(cx.global.quiet);
-    let (plan, seats) = match (&receipt, &args.scheme) {
+    let wish = adopt(args.adopt.as_deref())?;
+    // What is adopted needs no scheme, and nothing else is bound without one.
+    let scheme = args.scheme.clone().or(wish.as_ref().map(|_| "none".into()));
+    let (plan, seats) = match (&receipt, &scheme) {
         (Some(receipt), _) => {
             let host = cx.host()?;
             structures::replay::replay(&host, &model, receipt, &prompt, guard)?
@@ -46,6 +52,7 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
             options.scheme.clone_from(scheme);
             options.on_guard_fail = guard;
             options.pins = pins(&args.pin)?;
+            options.adopt = wish;
             let samples = load_samples(
                 &model,
                 &SampleArgs {
@@ -58,6 +65,9 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
             let swaps = auto_swaps(&host, &model, &samples, &options, &progress)?;
             for r in &swaps.refused {
                 tracing::info!(path = %r.path, code = %r.code, "{}", r.reason);
+            }
+            if let Some(adopted) = &swaps.adopted {
+                say(&adopted.summary());
             }
             (swaps.plan, swaps.seats)
         }

@@ -4,9 +4,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use structures_graph::session::{Install, Plan};
+use structures_graph::session::Plan;
 
 use super::{median, Bound, Choice, Decision, Judge, Options, Prepared, Wanted};
+use crate::bind::installs;
 use crate::decisions;
 use crate::error::Error;
 use crate::gates::adjudicate::{race, winner, Standing};
@@ -66,9 +67,9 @@ pub fn adjudicate(
     progress: &dyn Progress,
 ) -> Result<Vec<Adjudication>, Error> {
     let prepared = Prepared::new(host, model, samples, options, progress)?;
-    let reference = prepared.control(progress)?;
+    let reference = prepared.control(&prepared.plan(Vec::new())?, progress)?;
     let judged = prepared.judged.clone();
-    let judge = prepared.bench(&judged, reference, progress);
+    let judge = prepared.bench(&judged, prepared.plan(Vec::new())?, reference, progress);
     // What a record says now is what is being asked again.
     let asked = |i: &usize| match &prepared.decisions[*i] {
         Decision::Keep { code, .. } => code == "decided_host",
@@ -94,7 +95,7 @@ impl Prepared<'_> {
         let rows = median(&self.seams[sites[0]].rows);
         let mut entries = vec![Entry {
             standing: Standing::new(decisions::HOST, 0),
-            running: Some((self.model.session().host_plan(), Vec::new())),
+            running: Some((self.plan(Vec::new())?, Vec::new())),
         }];
         entries[0].standing.enter(1.0);
         let pinned = self.options.pins.iter().any(|p| p.structure == name);
@@ -152,8 +153,7 @@ impl Prepared<'_> {
             });
         }
         let seats: Vec<Arc<Seat>> = bounds.iter().map(|b| b.seat.clone()).collect();
-        let installs: Vec<Install> = bounds.into_iter().map(|b| b.install).collect();
-        let plan = self.model.session().plan(installs)?;
+        let plan = self.plan(installs(&bounds))?;
         let mut note = UnitNote::default();
         if let Some(no) = judge.parity(&plan, &seats, &mut note)? {
             standing.lost = Some(format!("{}: {}", no.code, no.reason));

@@ -110,6 +110,8 @@ impl Handle<'_> {
     ) -> Result<Certified, Error> {
         let options = Options {
             structures: vec![self.spec.name.clone()],
+            // One structure at one place leaves the rest of the model as it is.
+            adopt: None,
             ..options.clone()
         };
         let prepared = Prepared::new(self.host, model, samples, &options, progress)?;

@@ -85,8 +85,10 @@ pub fn unserved(
     params: &serde_json::Map<String, serde_json::Value>,
     form: &Form,
 ) -> Option<String> {
+    // An end of a wire between forms is no wire inside one.
+    let fused = |form: &Form| form.wires.iter().all(|wire| wire.contains(':'));
     let asked = params.iter().find(|(name, value)| {
-        name.starts_with("fuse_") && value.as_bool() == Some(true) && form.wires.is_empty()
+        name.starts_with("fuse_") && value.as_bool() == Some(true) && fused(form)
     });
     asked.map(|(name, _)| {
         format!(

@@ -13,13 +13,16 @@ use crate::format::Format;
 use crate::norm;
 use crate::ports::{self, Rows};
 use crate::spread::Spread;
+use crate::wire::Exit;
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
+    emits: &["y"],
     variants: &[
         ("norm", &["rms", "layer"]),
         ("parts", &["scale_shift_gate", "scale_shift"]),
-        // The axis' word for "the boundary dtype"; nothing is quantised or absorbed here.
+        // The axis' word for "the boundary dtype"; nothing is absorbed here, and a wire is declared as
+        // one, not by the axis.
         ("out_dtype", &["bf16"]),
         ("epilogue", &["none"]),
     ],
@@ -35,6 +38,7 @@ struct Fused {
     x: usize,
     y: usize,
     gate: Option<usize>,
+    exit: Exit,
 }
 
 struct Producer {
@@ -60,9 +64,10 @@ fn bind(
         "fused" => (Some(Fused::bind(request, style.n())?), None),
         _ => (None, Some(ports::position(outputs, "style")?)),
     };
+    let sent = fused.as_ref().filter(|f| f.exit != Exit::Boundary);
     let producer = Producer {
         shared: shared.clone(),
-        rows: Rows::of(request)?,
+        rows: Rows::of(request)?.sending(sent.map(|f| f.y)),
         style,
         fused,
         cond: ports::position(&request.params.inputs, "cond")?,
@@ -107,6 +112,7 @@ impl Fused {
             },
             x: ports::position(inputs, "x")?,
             y: ports::position(outputs, "y")?,
+            exit: Exit::of(request, "y")?,
             gate,
         })
     }
@@ -182,7 +188,8 @@ impl BoundForm for Producer {
                 *y = value * (1.0 + style[i]) + style[d + i];
             }
         });
-        self.rows.output(outputs, fused.y, rows, d)?.write_f32(y)?;
+        let out = self.rows.output(outputs, fused.y, rows, d)?;
+        fused.exit.write(out, y)?;
         if let Some(position) = fused.gate {
             let gate = self.rows.output(outputs, position, styles, d)?;
             for row in 0..styles {

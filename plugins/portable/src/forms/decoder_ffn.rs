@@ -17,7 +17,9 @@ use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
     formats: &Format::ALL,
+    packed: true,
     points: &["x_after_norm", "act_after_mul"],
+    accepts: &["x_after_norm"],
     scale_groups: &[&["w_gate", "w_up"]],
     variants: &[
         ("activation", &["silu", "gelu"]),
@@ -53,27 +55,37 @@ fn bind(
     format: Format,
     request: &BindRequest<'_>,
 ) -> Result<Box<dyn BoundForm>, Failure> {
-    let gate = request.required_weight("w_gate")?;
-    let [d, f] = *gate.dims() else {
-        let text = format!("w_gate has dims {:?}, expected [D, F]", gate.dims());
-        return Err(Failure::refused("dims_inconsistent", text));
+    let gate = request.required_product_weight("w_gate")?;
+    let [d, f] = gate.dims()?;
+    let of_dims = |slot: &str, dims: [usize; 2]| {
+        let weight = request.required_product_weight(slot)?;
+        match weight.dims()? {
+            found if found == dims => Ok(weight),
+            found => {
+                let text = format!("slot `{slot}` has dims {found:?}, expected {dims:?}");
+                Err(Failure::refused("dims_inconsistent", text))
+            }
+        }
     };
-    let (d, f) = (d as usize, f as usize);
-    let up = request.weight_of_dims("w_up", &[d, f])?;
-    let down = request.weight_of_dims("w_down", &[f, d])?;
+    let (up, down) = (of_dims("w_up", [d, f])?, of_dims("w_down", [f, d])?);
     let (inputs, outputs) = (&request.params.inputs, &request.params.outputs);
     let (block, input, output) = match request.span {
         "block" => (Some(Block::bind(request, d)?), "x", "out"),
         _ => (None, "x_after_norm", "y"),
     };
     let host = &shared.host;
+    let gate_up = Linear::bind(host, format, &[gate, up], request, "x_after_norm")?;
+    if gate_up.coded() && block.is_some() {
+        let text = "span `block` makes x_after_norm itself";
+        return Err(Failure::refused("wire_format", text));
+    }
     let ffn = Ffn {
         shared: shared.clone(),
-        rows: Rows::of(request)?,
+        rows: Rows::of(request)?.coded(gate_up.coded()),
         boundary: Boundary::of(request)?,
         activation: Activation::from_axis(request.axis("activation")?)?,
         block,
-        gate_up: Linear::bind(host, format, &[gate, up], request, "x_after_norm")?,
+        gate_up,
         down: Linear::bind(host, format, &[down], request, "act_after_mul")?,
         input: ports::position(inputs, input)?,
         output: ports::position(outputs, output)?,

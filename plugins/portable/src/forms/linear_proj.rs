@@ -25,8 +25,10 @@ pub const LEAF: Leaf = Leaf {
         Format::Nvfp4Dynamic,
         Format::Nvfp4Balance,
     ],
+    packed: true,
     points: &["x"],
-    // `bf16` is the axis' word for "the boundary dtype"; wires are not consumed here.
+    accepts: &["x"],
+    // `bf16` is the axis' word for "the boundary dtype"; a wire is declared as one, not by the axis.
     variants: &[
         ("in_dtype", &["bf16"]),
         ("bias", &["none", "add"]),
@@ -57,7 +59,7 @@ fn bind(
     format: Format,
     request: &BindRequest<'_>,
 ) -> Result<Box<dyn BoundForm>, Failure> {
-    let weight = request.required_weight("w")?;
+    let weight = request.required_product_weight("w")?;
     let linear = Linear::bind(&shared.host, format, &[weight], request, "x")?;
     // Without the axis a bias is added where there is one.
     let bias = match request.params.variant.get("bias").map(String::as_str) {
@@ -75,7 +77,7 @@ fn bind(
     };
     let projection = Projection {
         shared: shared.clone(),
-        rows: Rows::of(request)?,
+        rows: Rows::of(request)?.coded(linear.coded()),
         bias: bias.map(|bias| bias.to_f32_vec()).transpose()?,
         epilogue,
         x: ports::position(inputs, "x")?,

@@ -1,4 +1,5 @@
-//! `norm_fused`: layer norm with its affine part, in f32, rounded once.
+//! `norm_fused`: layer norm with its affine part, in f32, rounded once: to the boundary, or to the
+//! codes of a wire.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
@@ -7,9 +8,11 @@ use super::Leaf;
 use crate::format::Format;
 use crate::norm;
 use crate::ports::{self, Rows};
+use crate::wire::Exit;
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
+    emits: &["y"],
     variants: &[("norm", &["layer"])],
     ..Leaf::plain("norm_fused", &["norm"], bind)
 };
@@ -22,6 +25,7 @@ struct Norm {
     eps: f32,
     x: usize,
     y: usize,
+    exit: Exit,
 }
 
 fn bind(
@@ -38,14 +42,17 @@ fn bind(
     if d == 0 {
         return Err(Failure::refused("dims_inconsistent", "rows of width 0"));
     }
+    let y = ports::position(&request.params.outputs, "y")?;
+    let exit = Exit::of(request, "y")?;
     let norm = Norm {
         shared: shared.clone(),
-        rows: Rows::of(request)?,
+        rows: Rows::of(request)?.sending((exit != Exit::Boundary).then_some(y)),
         w: w.to_f32_vec()?,
         b: request.weight_of_dims("b", &[d])?.to_f32_vec()?,
         eps: request.number("eps")? as f32,
         x: ports::position(&request.params.inputs, "x")?,
-        y: ports::position(&request.params.outputs, "y")?,
+        y,
+        exit,
     };
     shared
         .pool
@@ -92,6 +99,6 @@ impl BoundForm for Norm {
                 *y = (x[i] - mean) * inverse * self.w[i] + self.b[i];
             }
         });
-        out.write_f32(y)
+        self.exit.write(out, y)
     }
 }

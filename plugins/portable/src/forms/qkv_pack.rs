@@ -23,10 +23,12 @@ pub const LEAF: Leaf = Leaf {
         Format::Fp8Static,
         Format::Nvfp4Balance,
     ],
+    packed: true,
     points: &["x"],
+    accepts: &["x"],
     scale_groups: &[&["w_*"]],
-    // `bf16_fused_quant` is the axis' word for "as it comes"; an input that is already quantised is a
-    // wire, which this backend does not consume.
+    // `bf16_fused_quant` is the axis' word for "as it comes"; an input that is already quantised is
+    // declared as a wire, not by the axis.
     variants: &[("bind", &["leaf"]), ("in_dtype", &["bf16_fused_quant"])],
     ..Leaf::plain("qkv_pack", &["pack"], bind)
 };
@@ -57,9 +59,9 @@ fn bind(
     let mut weights = Vec::new();
     let mut siblings: Vec<Sibling> = Vec::new();
     let mut first = 0;
-    while let Some(weight) = request.weight(&format!("w_{}", siblings.len())) {
+    while let Some(weight) = request.product_weight(&format!("w_{}", siblings.len()))? {
         let i = siblings.len();
-        let (channels, slot) = (weight.cols(), format!("b_{i}"));
+        let ([_, channels], slot) = (weight.dims()?, format!("b_{i}"));
         let bias = match request.weight(&slot) {
             Some(_) => Some(request.weight_of_dims(&slot, &[channels])?.to_f32_vec()?),
             None => None,
@@ -81,10 +83,11 @@ fn bind(
         );
         return Err(Failure::refused("weight_missing", text));
     }
+    let linear = Linear::bind(&shared.host, format, &weights, request, "x")?;
     let pack = Pack {
         shared: shared.clone(),
-        rows: Rows::of(request)?,
-        linear: Linear::bind(&shared.host, format, &weights, request, "x")?,
+        rows: Rows::of(request)?.coded(linear.coded()),
+        linear,
         siblings,
         x: ports::position(&request.params.inputs, "x")?,
     };

@@ -120,7 +120,9 @@ pub fn run(form: &str, case: &Case, swapped: bool) -> Result<Vec<Vec<f32>>, Fail
         inputs: case.inputs.iter().map(|(name, _)| name.clone()).collect(),
         outputs: case.outputs.iter().map(|(name, _)| name.clone()).collect(),
         states: Vec::new(),
+        packed: BTreeMap::new(),
         scheme: BTreeMap::new(),
+        wires: BTreeMap::new(),
     };
     let stored: Vec<Stored> = case
         .weights

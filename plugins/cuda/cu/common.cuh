@@ -1,0 +1,170 @@
+// What every kernel file stands on: types, number formats, loads and stores at the boundary's dtype,
+// block reductions, and the few instructions that have no C spelling.
+//
+// No toolkit header is needed: NVRTC compiles these files with nothing beside them. Everything under
+// `instructions` is replaced by the CPU shim of the tests, which is why it stands in functions.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// Type ids of the ABI.
+#define F32 1u
+#define BF16 3u
+#define E4M3 4u
+
+#define WARP 32
+
+// ---- instructions ---------------------------------------------------------------------------------
+
+#ifndef STRUCTURES_SHIM
+
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
+
+__device__ __forceinline__ u32 shared_address(const void *p) {
+  return (u32)__cvta_generic_to_shared(p);
+}
+
+// Four 8x8 matrices of 16-bit elements; each lane names one row of 16 bytes.
+__device__ __forceinline__ void load_matrices(u32 (&r)[4], const void *row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row)));
+}
+
+// c += a * b on 16 x 8 x 16 bf16.
+__device__ __forceinline__ void mma_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+               "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+#if __CUDA_ARCH__ >= 890
+// c += a * b on 16 x 8 x 32 E4M3.
+__device__ __forceinline__ void mma_e4m3(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, "
+               "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif
+
+// Starts copying 16 bytes into shared memory; zeros where `there` is false, and `from` is then any
+// address that may be named.
+__device__ __forceinline__ void copy_start(void *to, const void *from, bool there) {
+  u32 bytes = there ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+               "l"(from), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `PENDING` of this thread's groups are under way.
+template <int PENDING> __device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_streamed(const void *p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+#endif
+
+// ---- number formats -------------------------------------------------------------------------------
+
+__device__ __forceinline__ float bf16_value(u16 bits) { return __uint_as_float((u32)bits << 16); }
+
+// To nearest, ties to even; a NaN stays one.
+__device__ __forceinline__ u16 bf16_bits(float v) {
+  u32 bits = __float_as_uint(v);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)((bits >> 16) | 0x40u);
+  return (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// To nearest, ties to even, beyond 448 the largest; NaN is 0x7f.
+__device__ __forceinline__ u8 e4m3_bits(float v) {
+#if !defined(STRUCTURES_SHIM) && __CUDA_ARCH__ >= 890
+  u16 pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(v));
+  return (u8)pair;
+#else
+  u32 bits = __float_as_uint(v);
+  u32 sign = (bits >> 24) & 0x80u;
+  bits &= 0x7fffffffu;
+  if (bits > 0x7f800000u) return (u8)(sign | 0x7fu);
+  if (bits >= 0x43e00000u) return (u8)(sign | 0x7eu);
+  if (bits < 0x3c800000u) {
+    // Below 2^-6 a step is 2^-9: adding 2^14 leaves that as the last bit of the sum.
+    float sum = __uint_as_float(bits) + 16384.0f;
+    return (u8)(sign | (__float_as_uint(sum) - 0x46800000u));
+  }
+  u32 code = ((bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20) - (120u << 3);
+  return (u8)(sign | (code > 0x7eu ? 0x7eu : code));
+#endif
+}
+
+__device__ __forceinline__ float e4m3_value(u8 code) {
+  u32 exponent = (code >> 3) & 15u, fraction = code & 7u;
+  float magnitude;
+  if ((code & 0x7fu) == 0x7fu)
+    magnitude = __uint_as_float(0x7fc00000u);
+  else if (exponent == 0)
+    magnitude = (float)fraction * 0.001953125f;
+  else
+    magnitude = __uint_as_float(((exponent + 120u) << 23) | (fraction << 20));
+  return code & 0x80u ? -magnitude : magnitude;
+}
+
+// ---- the boundary ---------------------------------------------------------------------------------
+
+__device__ __forceinline__ float load_value(const void *p, u32 dtype, u64 i) {
+  return dtype == F32 ? ((const float *)p)[i] : bf16_value(((const u16 *)p)[i]);
+}
+
+// What a value becomes when the boundary keeps it.
+__device__ __forceinline__ float at_boundary(float v, u32 dtype) {
+  return dtype == F32 ? v : bf16_value(bf16_bits(v));
+}
+
+// `scale` is that of codes; other dtypes have none.
+__device__ __forceinline__ void store_value(void *p, u32 dtype, u64 i, float v, float scale) {
+  if (dtype == F32)
+    ((float *)p)[i] = v;
+  else if (dtype == BF16)
+    ((u16 *)p)[i] = bf16_bits(v);
+  else
+    ((u8 *)p)[i] = e4m3_bits(v / scale);
+}
+
+__device__ __forceinline__ float activate(float v, u32 kind) {
+  // 0 SiLU, 1 the tanh GELU.
+  if (kind == 0) return v / (1.0f + expf(-v));
+  return 0.5f * v * (1.0f + tanhf(0.7978845608028654f * (v + 0.044715f * v * v * v)));
+}
+
+// ---- reductions -----------------------------------------------------------------------------------
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int step = WARP / 2; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
+  return v;
+}
+
+// Of a whole block; `partial` holds one float a warp. Every thread gets the sum.
+__device__ __forceinline__ float block_sum(float v, float *partial) {
+  v = warp_sum(v);
+  __syncthreads();
+  if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP] = v;
+  __syncthreads();
+  float sum = 0.0f;
+  for (u32 w = 0; w < blockDim.x / WARP; ++w) sum += partial[w];
+  return sum;
+}

@@ -1,0 +1,570 @@
+//! A GPU's primary context, its memory and its launches, as safe values.
+//!
+//! The primary context is shared with whatever else runs in the process, so nothing here relies on what is current:
+//! every entry makes it current and restores what was. Work goes to explicit streams; queue 0 of the host is the
+//! context's own default stream, never the legacy one. After an error that no context survives every call answers
+//! `device_lost` without asking the driver again.
+//!
+//! Owns no kernel and no format. `unsafe` here is the driver's interface; addresses stay numbers.
+
+use std::collections::HashMap;
+use std::ffi::{c_void, CString};
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUmodule, CUresult, CUstream};
+use structures_plugin_api::sdk::{Device, Failure};
+
+use crate::presence::{caught, Gpu};
+
+/// Bytes of device memory that stay free whatever is bound: cuBLAS, other processes and the driver want some.
+pub const HEADROOM: u64 = 512 << 20;
+/// What `cuMemAlloc` aligns to at least.
+const ALIGN: u64 = 256;
+
+/// A retained primary context.
+pub struct Context {
+    gpu: Gpu,
+    device: sys::CUdevice,
+    raw: CUcontext,
+    stream: CUstream,
+    lost: AtomicBool,
+    /// Start events by queue.
+    marks: Mutex<HashMap<u64, Mark>>,
+}
+
+struct Mark {
+    start: CUevent,
+    end: CUevent,
+}
+
+// SAFETY: handles of the driver, whose entries take any thread; what changes is behind a lock or an atomic.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context")
+            .field("gpu", &self.gpu)
+            .finish_non_exhaustive()
+    }
+}
+
+/// While it lives this context is current on this thread; then what was before is again.
+struct Current<'a> {
+    before: CUcontext,
+    _context: PhantomData<&'a Context>,
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        // SAFETY: null, or what was current when this value was made.
+        let _ = unsafe { result::ctx::set_current(self.before) };
+    }
+}
+
+/// A loaded image.
+pub struct Module {
+    context: Arc<Context>,
+    raw: CUmodule,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+/// A kernel of a module.
+#[derive(Clone)]
+pub struct Kernel {
+    raw: CUfunction,
+    name: String,
+    module: Arc<Module>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Kernel").field(&self.name).finish()
+    }
+}
+
+/// Where a launch goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid {
+    /// Blocks along x and y.
+    pub blocks: (u32, u32),
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+}
+
+/// An argument of a kernel: passed by value, so the struct is what the kernel declares.
+///
+/// # Safety
+/// The type has the layout of the kernel's parameter and no padding that matters.
+pub unsafe trait Argument: Copy {}
+
+// SAFETY: plain numbers.
+unsafe impl Argument for u64 {}
+// SAFETY: as above.
+unsafe impl Argument for u32 {}
+// SAFETY: as above.
+unsafe impl Argument for f32 {}
+
+/// Arguments of a launch, in order.
+#[derive(Default)]
+pub struct Arguments<'a> {
+    pointers: Vec<*mut c_void>,
+    _values: PhantomData<&'a ()>,
+}
+
+impl<'a> Arguments<'a> {
+    /// Adds one.
+    #[must_use]
+    pub fn with<T: Argument>(mut self, value: &'a T) -> Self {
+        self.pointers
+            .push(std::ptr::from_ref(value).cast_mut().cast());
+        self
+    }
+}
+
+impl Context {
+    /// Retains the primary context of a GPU.
+    ///
+    /// # Errors
+    /// `device_lost`, `no_device_memory`, `driver_failed`.
+    pub fn open(gpu: &Gpu) -> Result<Arc<Self>, Failure> {
+        caught(|| {
+            let fail = |e: DriverError| failure("the primary context", e.0);
+            let device = result::device::get(gpu.ordinal).map_err(fail)?;
+            // SAFETY: a device the driver gave; released when the value is dropped.
+            let raw = unsafe { result::primary_ctx::retain(device) }.map_err(fail)?;
+            let mut context = Context {
+                gpu: gpu.clone(),
+                device,
+                raw,
+                stream: std::ptr::null_mut(),
+                lost: AtomicBool::new(false),
+                marks: Mutex::default(),
+            };
+            context.stream = context.run("a stream", || {
+                result::stream::create(result::stream::StreamKind::NonBlocking)
+            })?;
+            Ok(Arc::new(context))
+        })
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The stream a host's queue number stands for.
+    fn stream(&self, queue: u64) -> CUstream {
+        match queue {
+            0 => self.stream,
+            other => std::ptr::with_exposed_provenance_mut(other as usize),
+        }
+    }
+
+    fn current(&self) -> Result<Current<'_>, Failure> {
+        let before = result::ctx::get_current().map_err(|e| failure("the current context", e.0))?;
+        // SAFETY: retained, and not released while `self` lives.
+        unsafe { result::ctx::set_current(self.raw) }.map_err(|e| failure("the context", e.0))?;
+        Ok(Current {
+            before: before.unwrap_or(std::ptr::null_mut()),
+            _context: PhantomData,
+        })
+    }
+
+    /// Runs one thing with the context current. An error that no context survives is remembered.
+    fn run<R>(&self, what: &str, f: impl FnOnce() -> Result<R, DriverError>) -> Result<R, Failure> {
+        if self.lost.load(Ordering::Relaxed) {
+            let text = format!("{} was lost before", self.gpu.name);
+            return Err(Failure::failed("device_lost", text));
+        }
+        let done = caught(|| {
+            let _current = self.current()?;
+            f().map_err(|e| failure(what, e.0))
+        });
+        if done.as_ref().is_err_and(|f| f.code == "device_lost") {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        done
+    }
+
+    /// Free bytes of its memory.
+    ///
+    /// # Errors
+    /// `device_lost`, `driver_failed`.
+    pub fn free_bytes(&self) -> Result<u64, Failure> {
+        let (free, _) = self.run("free memory", result::mem_get_info)?;
+        Ok(free as u64)
+    }
+
+    /// Refuses what would leave less than [`HEADROOM`] free.
+    ///
+    /// # Errors
+    /// `no_device_memory`, with free and needed bytes; as [`Context::free_bytes`].
+    pub fn reserve(&self, needed: u64) -> Result<(), Failure> {
+        let free = self.free_bytes()?;
+        if needed.saturating_add(HEADROOM) <= free {
+            return Ok(());
+        }
+        Err(Failure::refused(
+            "no_device_memory",
+            format!(
+                "{} has {free} bytes free, needed are {needed} and {HEADROOM} of headroom",
+                self.gpu.name
+            ),
+        ))
+    }
+
+    /// Memory, freed when the value is dropped.
+    ///
+    /// # Errors
+    /// `no_device_memory`, `device_lost`, `driver_failed`.
+    pub fn buffer(self: &Arc<Self>, bytes: u64) -> Result<Buffer, Failure> {
+        let address = self.alloc(bytes, 1)?;
+        Ok(Buffer {
+            context: Arc::clone(self),
+            address,
+            bytes,
+        })
+    }
+
+    /// Memory with a content.
+    ///
+    /// # Errors
+    /// As [`Context::buffer`].
+    pub fn upload(self: &Arc<Self>, data: &[u8]) -> Result<Buffer, Failure> {
+        let buffer = self.buffer(data.len() as u64)?;
+        self.copy_in(0, buffer.address, data)?;
+        Ok(buffer)
+    }
+
+    /// Memory of zeros.
+    ///
+    /// # Errors
+    /// As [`Context::buffer`].
+    pub fn zeros(self: &Arc<Self>, bytes: u64) -> Result<Buffer, Failure> {
+        let buffer = self.buffer(bytes)?;
+        let stream = self.stream;
+        self.run("memset", || {
+            // SAFETY: memory of that size, allocated here.
+            unsafe { result::memset_d8_async(buffer.address, 0, bytes.max(1) as usize, stream) }
+        })?;
+        self.synchronize(0)?;
+        Ok(buffer)
+    }
+
+    /// Loads an image that was compiled for this GPU.
+    ///
+    /// # Errors
+    /// `image_refused`, `device_lost`.
+    pub fn load(self: &Arc<Self>, image: &[u8]) -> Result<Module, Failure> {
+        let loaded = self.run("an image", || {
+            // SAFETY: an ELF image in memory for the call; its length is in its headers.
+            unsafe { result::module::load_data(image.as_ptr().cast()) }
+        });
+        let raw = loaded.map_err(|f| match f.code.as_str() {
+            "driver_failed" => Failure::refused("image_refused", f.message),
+            _ => f,
+        })?;
+        Ok(Module {
+            context: Arc::clone(self),
+            raw,
+        })
+    }
+
+    /// Launches on a queue of this context.
+    ///
+    /// # Safety
+    /// The arguments are those the kernel declares, in number, order and type, and every address among them covers
+    /// what the kernel reaches until the launch is done.
+    pub unsafe fn launch(
+        &self,
+        queue: u64,
+        kernel: &Kernel,
+        grid: Grid,
+        mut arguments: Arguments<'_>,
+    ) -> Result<(), Failure> {
+        let stream = self.stream(queue);
+        self.run(&kernel.name, || {
+            // SAFETY: promised by the caller; the kernel's module is loaded while the kernel lives.
+            unsafe {
+                result::launch_kernel(
+                    kernel.raw,
+                    (grid.blocks.0, grid.blocks.1, 1),
+                    (grid.threads, 1, 1),
+                    grid.shared,
+                    stream,
+                    &mut arguments.pointers,
+                )
+            }
+        })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        let _ = caught(|| {
+            let _current = self.current()?;
+            let marks = self.marks.lock().unwrap_or_else(|e| e.into_inner());
+            // SAFETY: made here, destroyed once; the context is released last.
+            unsafe {
+                for mark in marks.values() {
+                    let _ = result::event::destroy(mark.start);
+                    let _ = result::event::destroy(mark.end);
+                }
+                if !self.stream.is_null() {
+                    let _ = result::stream::destroy(self.stream);
+                }
+            }
+            Ok(())
+        });
+        let _ = caught(|| {
+            // SAFETY: retained once, released once.
+            let _ = unsafe { result::primary_ctx::release(self.device) };
+            Ok(())
+        });
+    }
+}
+
+impl Device for Context {
+    fn alloc(&self, bytes: u64, align: u64) -> Result<u64, Failure> {
+        if !align.is_power_of_two() || align > ALIGN {
+            let what = format!("an alignment of {align}; a power of two up to {ALIGN}");
+            return Err(Failure::invalid("argument", what));
+        }
+        self.reserve(bytes)?;
+        // SAFETY: the memory is handed out undefined, which the interface says it is.
+        self.run("memory", || unsafe {
+            result::malloc_sync(bytes.max(1) as usize)
+        })
+    }
+
+    fn free(&self, address: u64) {
+        // SAFETY: an address `alloc` gave; the driver refuses another.
+        let _ = self.run("free", || unsafe { result::free_sync(address) });
+    }
+
+    fn copy_in(&self, queue: u64, to: u64, from: &[u8]) -> Result<(), Failure> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        let stream = self.stream(queue);
+        self.run("a copy to the device", || {
+            // SAFETY: the driver checks the device's range; `from` lives until the synchronisation.
+            unsafe {
+                result::memcpy_htod_async(to, from, stream)?;
+                result::stream::synchronize(stream)
+            }
+        })
+    }
+
+    fn copy_out(&self, queue: u64, to: &mut [u8], from: u64) -> Result<(), Failure> {
+        if to.is_empty() {
+            return Ok(());
+        }
+        let stream = self.stream(queue);
+        self.run("a copy from the device", || {
+            // SAFETY: as in `copy_in`.
+            unsafe {
+                result::memcpy_dtoh_async(to, from, stream)?;
+                result::stream::synchronize(stream)
+            }
+        })
+    }
+
+    fn queue_new(&self) -> Result<u64, Failure> {
+        let made = self.run("a stream", || {
+            result::stream::create(result::stream::StreamKind::NonBlocking)
+        })?;
+        Ok(made.expose_provenance() as u64)
+    }
+
+    fn queue_free(&self, queue: u64) {
+        if queue == 0 {
+            return;
+        }
+        let mut marks = self.marks.lock().unwrap_or_else(|e| e.into_inner());
+        let mark = marks.remove(&queue);
+        drop(marks);
+        let stream = self.stream(queue);
+        // SAFETY: a stream `queue_new` gave, freed once, says the interface.
+        let _ = self.run("free", || unsafe {
+            if let Some(mark) = mark {
+                let _ = result::event::destroy(mark.start);
+                let _ = result::event::destroy(mark.end);
+            }
+            result::stream::destroy(stream)
+        });
+    }
+
+    fn synchronize(&self, queue: u64) -> Result<(), Failure> {
+        let stream = self.stream(queue);
+        // SAFETY: a stream of this context.
+        self.run("the queue", || unsafe {
+            result::stream::synchronize(stream)
+        })
+    }
+
+    fn mark(&self, queue: u64) -> Result<(), Failure> {
+        let stream = self.stream(queue);
+        let mut marks = self.marks.lock().unwrap_or_else(|e| e.into_inner());
+        if !marks.contains_key(&queue) {
+            let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
+            let start = self.run("an event", event)?;
+            let end = self.run("an event", event)?;
+            marks.insert(queue, Mark { start, end });
+        }
+        let mark = &marks[&queue];
+        // SAFETY: an event and a stream of this context.
+        self.run("a mark", || unsafe {
+            result::event::record(mark.start, stream)
+        })
+    }
+
+    fn elapsed(&self, queue: u64) -> Result<f32, Failure> {
+        let stream = self.stream(queue);
+        let marks = self.marks.lock().unwrap_or_else(|e| e.into_inner());
+        let Some(mark) = marks.get(&queue) else {
+            let what = format!("queue {queue} has no mark");
+            return Err(Failure::invalid("argument", what));
+        };
+        // SAFETY: events and a stream of this context.
+        self.run("the time", || unsafe {
+            result::event::record(mark.end, stream)?;
+            result::event::synchronize(mark.end)?;
+            result::event::elapsed(mark.start, mark.end)
+        })
+    }
+}
+
+impl Module {
+    /// Where it is loaded.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// A kernel by name, allowed as much dynamic shared memory as it will be launched with.
+    ///
+    /// # Errors
+    /// `kernel_missing`, `image_refused`, `device_lost`.
+    pub fn kernel(self: &Arc<Self>, name: &str, shared: u32) -> Result<Kernel, Failure> {
+        let text = CString::new(name)
+            .map_err(|_| Failure::invalid("argument", format!("kernel `{name}`")))?;
+        let missing = |f: Failure| match f.code.as_str() {
+            "driver_failed" => Failure::refused("kernel_missing", f.message),
+            _ => f,
+        };
+        let context = &self.context;
+        // SAFETY: the module is loaded.
+        let found = context.run(name, || unsafe {
+            result::module::get_function(self.raw, text)
+        });
+        let raw = found.map_err(missing)?;
+        if shared > 48 << 10 {
+            let attribute =
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: a function of a loaded module.
+            let set = context.run(name, || unsafe {
+                result::function::set_function_attribute(raw, attribute, shared as i32)
+            });
+            set.map_err(missing)?;
+        }
+        Ok(Kernel {
+            raw,
+            name: name.into(),
+            module: Arc::clone(self),
+        })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded once; every kernel of it holds it.
+        let _ = self
+            .context
+            .run("unload", || unsafe { result::module::unload(self.raw) });
+    }
+}
+
+impl Kernel {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where it runs.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.module.context
+    }
+}
+
+/// Device memory.
+pub struct Buffer {
+    context: Arc<Context>,
+    address: u64,
+    bytes: u64,
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes on the device", self.bytes)
+    }
+}
+
+impl Buffer {
+    /// Where it begins.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.context.free(self.address);
+    }
+}
+
+/// What an error of the driver means.
+fn failure(what: &str, answer: CUresult) -> Failure {
+    use CUresult as R;
+    let text = format!("{what}: {answer:?}");
+    match answer {
+        R::CUDA_ERROR_OUT_OF_MEMORY => Failure::refused("no_device_memory", text),
+        R::CUDA_ERROR_LAUNCH_FAILED
+        | R::CUDA_ERROR_ILLEGAL_ADDRESS
+        | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | R::CUDA_ERROR_MISALIGNED_ADDRESS
+        | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
+        | R::CUDA_ERROR_INVALID_PC
+        | R::CUDA_ERROR_HARDWARE_STACK_ERROR
+        | R::CUDA_ERROR_ECC_UNCORRECTABLE
+        | R::CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | R::CUDA_ERROR_ASSERT
+        | R::CUDA_ERROR_LAUNCH_TIMEOUT
+        | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
+        | R::CUDA_ERROR_DEVICE_UNAVAILABLE
+        | R::CUDA_ERROR_NO_DEVICE
+        | R::CUDA_ERROR_DEINITIALIZED
+        | R::CUDA_ERROR_UNKNOWN => Failure::failed("device_lost", text),
+        _ => Failure::failed("driver_failed", text),
+    }
+}

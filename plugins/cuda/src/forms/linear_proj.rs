@@ -1,0 +1,146 @@
+//! `linear_proj`: one product, an optional bias, an optional epilogue.
+
+use structures_plugin_api::describe::FormDecl;
+use structures_plugin_api::sdk::Failure;
+
+use super::{is_operand, operand, Block, Body, Leaf, Port, Site};
+use crate::context::{Argument, Buffer, Kernel};
+use crate::format::Format;
+use crate::product::{Parts, Product, Rung};
+use crate::weights::Order;
+
+const FORMATS: [Format; 3] = [Format::Bf16, Format::Fp8Static, Format::W8a16Static];
+
+/// See the module.
+pub const LEAF: Leaf = Leaf {
+    structure: "linear_proj",
+    declare,
+    bind,
+};
+
+fn declare() -> Vec<FormDecl> {
+    let words = |list: &[&str]| list.iter().map(|s| (*s).to_string()).collect::<Vec<_>>();
+    let one = |format: &Format| {
+        let mut decl = format.declare("linear_proj", &["proj"], &["x"], &["K"], &["x"]);
+        // `bf16` is the axis' word for "the boundary dtype".
+        decl.variants.insert("in_dtype".into(), words(&["bf16"]));
+        decl.variants.insert("bias".into(), words(&["none", "add"]));
+        let epilogues = ["none", "gelu_quant_fp8", "residual_add"];
+        decl.variants.insert("epilogue".into(), words(&epilogues));
+        decl
+    };
+    FORMATS.iter().map(one).collect()
+}
+
+/// `ProjectionEnd` of `linear_proj.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct End {
+    y: u64,
+    bias: u64,
+    residual: u64,
+    scales: u64,
+    scale: f32,
+    n: u32,
+    dtype: u32,
+    gelu: u32,
+}
+
+// SAFETY: the layout of the kernels' struct.
+unsafe impl Argument for End {}
+
+struct Projection {
+    format: Format,
+    product: Product,
+    prologue: Kernel,
+    operand: Buffer,
+    bias: Option<Buffer>,
+    gelu: bool,
+    inputs: Vec<Port>,
+    outputs: [Port; 1],
+}
+
+fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
+    let request = site.request;
+    let format = site.format(&FORMATS)?;
+    let weight = request.required_weight("w")?;
+    let parts = Parts {
+        name: "linear_proj",
+        weights: &[weight],
+        order: Order::Behind,
+        point: "x",
+    };
+    let product = Product::bind(site.host, site.module, format, request, &parts)?;
+    let (n, k) = (product.weights.n, product.weights.k);
+    // Without the axis a bias is added where there is one.
+    let without = request.params.variant.get("bias").map(String::as_str) == Some("none");
+    let bias = match request.weight("b") {
+        Some(_) if !without => Some(site.floats("b", &[n as usize], 0.0)?),
+        _ => None,
+    };
+    let epilogue = request.axis("epilogue")?;
+    let names = &request.params.inputs;
+    let mut inputs = vec![site.port(names, "x", k)?];
+    if epilogue == "residual_add" {
+        inputs.push(site.port(names, "residual", n)?);
+    }
+    Ok(Box::new(Projection {
+        prologue: site.module.kernel("linear_proj_operand", 0)?,
+        operand: site.operand(format, k)?,
+        gelu: epilogue == "gelu_quant_fp8",
+        outputs: [site.port(&request.params.outputs, "y", n)?],
+        format,
+        product,
+        bias,
+        inputs,
+    }))
+}
+
+impl Body for Projection {
+    fn inputs(&self) -> &[Port] {
+        &self.inputs
+    }
+
+    fn outputs(&self) -> &[Port] {
+        &self.outputs
+    }
+
+    fn ladder(&self) -> &'static [Rung] {
+        Rung::ladder(self.format)
+    }
+
+    fn bytes(&self) -> [u64; 2] {
+        let bias = self.bias.as_ref().map_or(0, Buffer::bytes);
+        [self.product.weights.bytes() + bias, self.operand.bytes()]
+    }
+
+    unsafe fn run(&self, rung: Rung, block: &Block) -> Result<(), Failure> {
+        let p = &self.product;
+        let end = End {
+            y: block.outputs[0],
+            bias: self.bias.as_ref().map_or(0, Buffer::address),
+            residual: block.inputs.get(1).copied().unwrap_or(0),
+            scales: p.weights.scales(),
+            scale: p.scale,
+            n: p.weights.n,
+            dtype: block.dtype,
+            gelu: self.gelu.into(),
+        };
+        let mut x = block.inputs[0];
+        // SAFETY: the caller's rows; the scratch has as many operand rows.
+        unsafe {
+            if !is_operand(self.format, &self.inputs[0], block.dtype, x) {
+                let to = self.operand.address();
+                operand(
+                    &self.prologue,
+                    block,
+                    x,
+                    to,
+                    (p.kind(), p.weights.k, p.x_scale),
+                )?;
+                x = to;
+            }
+            p.launch(rung, block.queue, x, block.rows, &end)
+        }
+    }
+}

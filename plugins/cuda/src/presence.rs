@@ -1,0 +1,195 @@
+//! Whether there is anything to run on, asked one step after the other: the driver's library, its version, the
+//! devices. Each absence is a code with what to install.
+//!
+//! Nothing here makes a context. Everything runs inside [`caught`], because the bindings panic where a library or a
+//! symbol is missing.
+
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+use cudarc::driver::result;
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
+use structures_plugin_api::describe::DeviceInfo;
+use structures_plugin_api::sdk::Failure;
+
+/// The CUDA version a driver must serve, as `1000 * major + 10 * minor`: 12.8 knows every architecture declared here
+/// and has the event clock that the bindings call.
+pub const DRIVER_NEEDED: i32 = 12080;
+
+/// One GPU, as a host addresses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// The driver's number, from 0; a host's is one more.
+    pub ordinal: i32,
+    /// What the driver calls it.
+    pub name: String,
+    /// Compute capability.
+    pub capability: (u32, u32),
+    /// Bytes of its memory.
+    pub memory_bytes: u64,
+    /// CUDA version of the driver, as [`DRIVER_NEEDED`].
+    pub driver: i32,
+}
+
+impl Gpu {
+    /// What the device table says about it.
+    pub fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            index: self.ordinal as u32 + 1,
+            kind: "gpu".into(),
+            name: self.name.clone(),
+            arch: format!("sm_{}{}", self.capability.0, self.capability.1),
+            built_for: Vec::new(),
+            memory_bytes: self.memory_bytes,
+        }
+    }
+}
+
+/// Runs calls into the driver's bindings; a missing symbol is `driver_too_old`.
+pub fn caught<R>(f: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
+        let text = payload
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| payload.downcast_ref::<&str>().copied())
+            .unwrap_or("no message");
+        Err(Failure::failed(
+            "driver_too_old",
+            format!("the driver's library lacks something: {text}; update the NVIDIA driver"),
+        ))
+    })
+}
+
+/// The GPUs of this machine; at least one.
+///
+/// # Errors
+/// `driver_absent`, `driver_too_old`, `driver_failed`, `no_device`.
+pub fn gpus() -> Result<Vec<Gpu>, Failure> {
+    caught(|| {
+        // SAFETY: opens libraries of the system's search path by the driver's names and closes them.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Failure::refused(
+                "driver_absent",
+                "no NVIDIA driver: libcuda.so is not among the system's libraries; install one that serves \
+                 CUDA 12.8 or newer",
+            ));
+        }
+        let mut driver = 0;
+        // SAFETY: the out-parameter is live; this may be asked before anything else.
+        let asked = unsafe { sys::cuDriverGetVersion(&mut driver) };
+        started("cuDriverGetVersion", asked)?;
+        if driver < DRIVER_NEEDED {
+            return Err(Failure::refused(
+                "driver_too_old",
+                format!(
+                    "the driver serves CUDA {}, needed is {}; update the NVIDIA driver",
+                    version(driver),
+                    version(DRIVER_NEEDED)
+                ),
+            ));
+        }
+        // SAFETY: takes no pointer.
+        started("cuInit", unsafe { sys::cuInit(0) })?;
+        let said = |e: result::DriverError| started("the list of devices", e.0).err();
+        let count = result::device::get_count().or_else(|e| said(e).map_or(Ok(0), Err))?;
+        if count <= 0 {
+            return Err(none());
+        }
+        (0..count).map(|ordinal| gpu(ordinal, driver)).collect()
+    })
+}
+
+fn gpu(ordinal: i32, driver: i32) -> Result<Gpu, Failure> {
+    let failed = |e: result::DriverError| {
+        let what = format!("device {ordinal} does not answer: {:?}", e.0);
+        Failure::failed("driver_failed", what)
+    };
+    let device = result::device::get(ordinal).map_err(failed)?;
+    // SAFETY: the device is one the driver just gave.
+    let attribute = |what| unsafe { result::device::get_attribute(device, what) }.map_err(failed);
+    Ok(Gpu {
+        ordinal,
+        name: result::device::get_name(device).map_err(failed)?,
+        capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
+        ),
+        // SAFETY: as above.
+        memory_bytes: unsafe { result::device::total_mem(device) }.map_err(failed)? as u64,
+        driver,
+    })
+}
+
+fn none() -> Failure {
+    Failure::refused(
+        "no_device",
+        "the NVIDIA driver is there and shows no GPU; check CUDA_VISIBLE_DEVICES and that the container or the \
+         user may use one",
+    )
+}
+
+fn started(what: &str, answer: CUresult) -> Result<(), Failure> {
+    match answer {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        CUresult::CUDA_ERROR_NO_DEVICE => Err(none()),
+        CUresult::CUDA_ERROR_STUB_LIBRARY => Err(Failure::refused(
+            "driver_absent",
+            "libcuda.so is the stub a toolkit ships for linking; install an NVIDIA driver",
+        )),
+        CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => Err(Failure::refused(
+            "driver_too_old",
+            format!("{what}: library and kernel module of the NVIDIA driver differ; reinstall it"),
+        )),
+        _ => Err(Failure::failed(
+            "driver_failed",
+            format!("{what}: {answer:?}"),
+        )),
+    }
+}
+
+/// `12080` as `12.8`.
+pub fn version(number: i32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_bindings_is_an_answer() {
+        let quiet = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let failure = caught::<()>(|| panic!("Missing symbol cuFuture")).expect_err("caught");
+        std::panic::set_hook(quiet);
+        assert_eq!(failure.code, "driver_too_old");
+        assert!(failure.message.contains("cuFuture"), "{failure}");
+    }
+
+    #[test]
+    fn a_device_is_told_in_the_words_of_a_declaration() {
+        let gpu = Gpu {
+            ordinal: 0,
+            name: "a card".into(),
+            capability: (12, 0),
+            memory_bytes: 1 << 30,
+            driver: 13000,
+        };
+        assert_eq!((gpu.info().index, gpu.info().arch.as_str()), (1, "sm_120"));
+        assert_eq!(
+            (version(12080).as_str(), version(13000).as_str()),
+            ("12.8", "13.0")
+        );
+    }
+
+    #[test]
+    fn what_the_driver_says_has_a_code() {
+        let code = |answer| started("x", answer).expect_err("no").code;
+        assert_eq!(code(CUresult::CUDA_ERROR_NO_DEVICE), "no_device");
+        assert_eq!(code(CUresult::CUDA_ERROR_STUB_LIBRARY), "driver_absent");
+        assert_eq!(
+            code(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH),
+            "driver_too_old"
+        );
+        assert_eq!(code(CUresult::CUDA_ERROR_UNKNOWN), "driver_failed");
+    }
+}

@@ -1,0 +1,251 @@
+//! One packed product and the shapes it can be launched in.
+//!
+//! The structs mirror those of `cu/product.cuh`; a test on the CPU holds both to the same numbers by running them.
+
+use std::sync::Arc;
+
+use structures_plugin_api::sdk::{BindRequest, Failure, Host, Tensor};
+
+use crate::context::{Argument, Arguments, Grid, Kernel, Module};
+use crate::format::Format;
+use crate::weights::{Order, Weights};
+
+/// One way to execute, best first in a form's ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rung {
+    /// Tensor cores through `mma.sync`, a tile a block.
+    Tiles,
+    /// Weights streamed by warps, up to 8 rows.
+    Rows,
+    /// One thread a few outputs: slow, and what the others are compared with.
+    Plain,
+}
+
+impl Rung {
+    /// Its name in entries and notes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rung::Tiles => "mma_sync",
+            Rung::Rows => "row_stream",
+            Rung::Plain => "plain",
+        }
+    }
+
+    /// The ladder of a format.
+    pub fn ladder(format: Format) -> &'static [Rung] {
+        match format {
+            Format::W8a16Static => &[Rung::Rows],
+            _ => &[Rung::Tiles, Rung::Plain],
+        }
+    }
+}
+
+/// Elements of a span of spread rows.
+const SPAN: u32 = 512;
+/// Stages x (128 + 128) rows x 128 bytes.
+const SHARED_128: u32 = 3 * 256 * 128;
+/// Stages x (32 + 128) rows x 128 bytes.
+const SHARED_32: u32 = 3 * 160 * 128;
+/// Rows up to which the smaller tile wastes less than the larger.
+const SMALL_ROWS: u32 = 32;
+/// Channels from which a warp has enough to do with one quadruple alone.
+const WIDE: u32 = 16384;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Operands {
+    x: u64,
+    w: u64,
+    m: u32,
+    n: u32,
+    k: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Rows {
+    x: u64,
+    w: u64,
+    m: u32,
+    n: u32,
+    k: u32,
+    x_spans: u32,
+    split: u32,
+}
+
+// SAFETY: as `Operands` in `product.cuh`.
+unsafe impl Argument for Operands {}
+// SAFETY: as `Rows` in `product.cuh`.
+unsafe impl Argument for Rows {}
+
+/// A product bound to its weights.
+#[derive(Debug)]
+pub struct Product {
+    format: Format,
+    /// Its weights.
+    pub weights: Weights,
+    /// What the sums are multiplied with: the scales of weights and activations that are no channel's.
+    pub scale: f32,
+    /// What activations are divided by before they become codes; 1 where they are none.
+    pub x_scale: f32,
+    /// Tiles of 128 and of 32 rows, plain; or rows 1, 2, 4, 8.
+    kernels: Vec<Kernel>,
+}
+
+/// What a product is made of.
+pub struct Parts<'r, 'a> {
+    /// Kernels are `NAME_OPERAND_SHAPE`.
+    pub name: &'r str,
+    /// Slots.
+    pub weights: &'r [Tensor<'a>],
+    /// How they lie together.
+    pub order: Order,
+    /// The point whose scale its activations have.
+    pub point: &'r str,
+}
+
+impl Product {
+    /// Packs the weights and resolves the kernels.
+    ///
+    /// # Errors
+    /// Of packing; `statistic_missing`; `kernel_missing`.
+    pub fn bind(
+        host: &Host,
+        module: &Arc<Module>,
+        format: Format,
+        request: &BindRequest<'_>,
+        parts: &Parts<'_, '_>,
+    ) -> Result<Self, Failure> {
+        let x_scale = match format {
+            Format::Fp8Static => {
+                let amax = request.scalar_statistic(parts.point, "amax")?;
+                structures_plugin_api::formats::fp8_scale(amax)
+            }
+            _ => 1.0,
+        };
+        let shapes: &[(&str, u32)] = match format {
+            Format::W8a16Static => &[("rows1", 0), ("rows2", 0), ("rows4", 0), ("rows8", 0)],
+            _ => &[("tile128", SHARED_128), ("tile32", SHARED_32), ("plain", 0)],
+        };
+        let kernel = |(shape, shared): &(&str, u32)| {
+            module.kernel(
+                &format!("{}_{}_{shape}", parts.name, format.operand()),
+                *shared,
+            )
+        };
+        let kernels = shapes.iter().map(kernel).collect::<Result<Vec<_>, _>>()?;
+        let weights = Weights::pack(host, module.context(), format, parts.weights, parts.order)?;
+        Ok(Product {
+            format,
+            scale: weights.scale * x_scale,
+            x_scale,
+            weights,
+            kernels,
+        })
+    }
+
+    /// Bytes one operand row of a width takes.
+    pub fn operand_bytes(format: Format, width: u32) -> u64 {
+        match format {
+            Format::W8a16Static => 4 * u64::from(width.div_ceil(SPAN) * SPAN),
+            _ => format.weight_bytes() as u64 * u64::from(width),
+        }
+    }
+
+    /// Launches it on operand rows at `x`.
+    ///
+    /// # Safety
+    /// `x` has `rows` operand rows, and every address in `end` covers what the epilogue reaches for them.
+    pub unsafe fn launch<E: Argument>(
+        &self,
+        rung: Rung,
+        queue: u64,
+        x: u64,
+        rows: u32,
+        end: &E,
+    ) -> Result<(), Failure> {
+        let (n, k) = (self.weights.n, self.weights.k);
+        let w = self.weights.codes();
+        let quadruples = n.div_ceil(16) * 4;
+        let operands = Operands {
+            x,
+            w,
+            m: rows,
+            n,
+            k,
+        };
+        let (kernel, grid) = match rung {
+            Rung::Tiles if rows > SMALL_ROWS => {
+                let blocks = (n.div_ceil(128), rows.div_ceil(128));
+                (
+                    0,
+                    Grid {
+                        blocks,
+                        threads: 256,
+                        shared: SHARED_128,
+                    },
+                )
+            }
+            Rung::Tiles => {
+                let blocks = (n.div_ceil(128), rows.div_ceil(32));
+                (
+                    1,
+                    Grid {
+                        blocks,
+                        threads: 256,
+                        shared: SHARED_32,
+                    },
+                )
+            }
+            Rung::Plain => {
+                let blocks = (quadruples.div_ceil(64), rows);
+                (
+                    2,
+                    Grid {
+                        blocks,
+                        threads: 64,
+                        shared: 0,
+                    },
+                )
+            }
+            Rung::Rows => {
+                let split = if n >= WIDE { 1 } else { 4 };
+                let rows_of = Rows {
+                    x,
+                    w,
+                    m: rows,
+                    n,
+                    k,
+                    x_spans: k.div_ceil(SPAN),
+                    split,
+                };
+                let blocks = (
+                    if split == 1 {
+                        quadruples.div_ceil(4)
+                    } else {
+                        quadruples
+                    },
+                    1,
+                );
+                let kernel = &self.kernels[rows.next_power_of_two().trailing_zeros() as usize % 4];
+                let arguments = Arguments::default().with(&rows_of).with(end);
+                let grid = Grid {
+                    blocks,
+                    threads: 128,
+                    shared: 0,
+                };
+                // SAFETY: the arguments of a rows kernel; the addresses are promised by the caller.
+                return unsafe { kernel.context().launch(queue, kernel, grid, arguments) };
+            }
+        };
+        let arguments = Arguments::default().with(&operands).with(end);
+        let kernel = &self.kernels[kernel];
+        // SAFETY: the arguments of a tile or plain kernel; the addresses are promised by the caller.
+        unsafe { kernel.context().launch(queue, kernel, grid, arguments) }
+    }
+
+    /// How a prologue hands rows to it.
+    pub fn kind(&self) -> u32 {
+        self.format.kind()
+    }
+}

@@ -1,0 +1,443 @@
+//! Packed weights of a checkpoint taken over as they are stored: GGUF files and compressed-tensors directories made
+//! here from the demo model, through the library's doors and the program.
+
+#![allow(clippy::unwrap_used)] // a test that panics has failed
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use candle_core::quantized::GgmlDType;
+use candle_core::{Device, Tensor};
+use serde_json::{json, Value as Json};
+use structures::adopt::{Wish, BANKS};
+use structures::attach::{attach, auto_swaps, Options};
+use structures::choose::Pin;
+use structures::gates::{Floors, Schedule};
+use structures::host::{Host, HostOptions, Loaded};
+use structures::progress::Silent;
+use structures::replay::replay;
+use structures::samples::{Sample, Samples};
+use structures::seat::OnGuardFail;
+use structures::workload::{Runner, Workload};
+use structures_graph::session::Plan;
+use structures_models::{Checkpoint, Description};
+use structures_plugin_api::formats::{
+    amax, bf16_to_f32, f32_to_bf16, f32_to_e4m3_saturating, nvfp4_global_scale, pack_nvfp4,
+    unpack_nvfp4, E4M3_VALUES,
+};
+use structures_tests::{build_dir, demo, json as run, plugins, structures};
+
+#[path = "../host/models/tests/common/gguf.rs"]
+mod write;
+
+fn tensors(dir: &Path) -> Vec<(String, Tensor)> {
+    let checkpoint = Checkpoint::open(dir).unwrap();
+    let names: Vec<String> = checkpoint.tensor_infos().map(|t| t.name).collect();
+    names
+        .into_iter()
+        .map(|n| (n.clone(), checkpoint.load(&n).unwrap()))
+        .collect()
+}
+
+fn tensor(values: &[f32], dims: &[usize]) -> Tensor {
+    Tensor::from_slice(values, dims, &Device::Cpu).unwrap()
+}
+
+fn host(dir: &Path) -> Host {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| {
+        std::env::set_var("STRUCTURES_SCANNER", build_dir().join("structures"));
+        std::env::set_var("STRUCTURES_CACHE_DIR", build_dir().join("test-cache"));
+        std::env::set_var("STRUCTURES_PLUGIN_PATH", "");
+    });
+    Host::open(&HostOptions {
+        plugins: vec![dir.to_path_buf()],
+        ..HostOptions::default()
+    })
+    .unwrap()
+}
+
+fn samples() -> Samples {
+    let sample = |i: u32| Sample {
+        tokens: (0..12).map(|t| (t * 37 + i * 11) % 250 + 1).collect(),
+        origin: format!("made#{i}"),
+    };
+    Samples::new("made", (0..2).map(sample).collect()).unwrap()
+}
+
+fn options(adopt: Option<Wish>) -> Options {
+    Options {
+        scheme: "none".into(),
+        workload: Some(Workload::Prefill),
+        percentile: 99.9,
+        structures: Vec::new(),
+        floors: Floors::default(),
+        min_speedup: 0.0,
+        schedule: Schedule::new(1, 1).unwrap(),
+        on_guard_fail: OnGuardFail::Fallback,
+        pins: Vec::new(),
+        all_positions: false,
+        adopt,
+    }
+}
+
+fn logits(model: &Loaded, plan: &Plan) -> Vec<f32> {
+    let runner = Runner::new(model.session(), 8);
+    let mut state = runner.state();
+    let out = runner
+        .step(plan, &[5, 9, 2, 7], 0, &mut state, None)
+        .unwrap();
+    out.flatten_all().unwrap().to_vec1::<f32>().unwrap()
+}
+
+fn close(a: &[f32], b: &[f32]) -> bool {
+    let scale = b.iter().fold(0f32, |m, v| m.max(v.abs()));
+    a.iter().zip(b).all(|(x, y)| (x - y).abs() <= 1e-4 * scale)
+}
+
+/// The demo model as one file; `kind` gives each matrix its type.
+fn gguf(dir: &Path, kind: impl Fn(&str) -> GgmlDType) -> PathBuf {
+    let path = dir.join("m.gguf");
+    let d = Description::open(&demo()).unwrap();
+    write::write(
+        &path,
+        &write::metadata(&d),
+        &write::tensors(&d),
+        |name| match name.contains("norm") || name.contains("freqs") {
+            true => GgmlDType::F32,
+            false => kind(name),
+        },
+    );
+    path
+}
+
+/// One tensor of a safetensors file.
+struct Raw(String, &'static str, Vec<usize>, Vec<u8>);
+
+fn save(path: &Path, tensors: &[Raw]) {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::<u8>::new());
+    for Raw(name, dtype, dims, bytes) in tensors {
+        let from = data.len();
+        data.extend(bytes);
+        let row = json!({"dtype": dtype, "shape": dims, "data_offsets": [from, data.len()]});
+        header.insert(name.clone(), row);
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header);
+    file.extend(data);
+    std::fs::write(path, file).unwrap();
+}
+
+fn floats(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+/// The demo model as compressed-tensors writes it: feed-forwards in NVFP4, attention in FP8 with a bf16 scale a channel,
+/// everything else as it is. Gives the values of every packed weight too.
+fn compressed(dir: &Path) -> Vec<(String, Vec<f32>)> {
+    let (mut raw, mut values) = (Vec::new(), Vec::new());
+    for (name, tensor) in tensors(&demo()) {
+        let dims = tensor.dims().to_vec();
+        let data = tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let base = name.strip_suffix(".weight").unwrap().to_string();
+        if name.contains(".mlp.") {
+            let (n, k) = (dims[0], dims[1]);
+            let packed = pack_nvfp4(&data, k, nvfp4_global_scale(amax(&data)) * 0.75);
+            values.push((name, unpack_nvfp4(&packed, k)));
+            let part = |suffix: &str| format!("{base}.{suffix}");
+            let global = packed.global;
+            raw.push(Raw(
+                part("weight_packed"),
+                "U8",
+                vec![n, k / 2],
+                packed.packed,
+            ));
+            raw.push(Raw(
+                part("weight_scale"),
+                "F8_E4M3",
+                vec![n, k / 16],
+                packed.block_scales,
+            ));
+            raw.push(Raw(
+                part("weight_global_scale"),
+                "F32",
+                vec![1],
+                floats(&[global]),
+            ));
+            raw.push(Raw(
+                part("input_global_scale"),
+                "F32",
+                vec![1],
+                floats(&[1.0]),
+            ));
+        } else if name.contains("_proj.") {
+            let (n, k) = (dims[0], dims[1]);
+            let scales: Vec<u16> = data
+                .chunks(k)
+                .map(|r| f32_to_bf16(amax(r) / 448.0))
+                .collect();
+            let scale = |i: usize| bf16_to_f32(scales[i / k]);
+            let one = |(i, v): (usize, &f32)| f32_to_e4m3_saturating(v / scale(i));
+            let codes: Vec<u8> = data.iter().enumerate().map(one).collect();
+            let decoded = codes.iter().enumerate();
+            let decoded = decoded
+                .map(|(i, c)| E4M3_VALUES[usize::from(*c)] * scale(i))
+                .collect();
+            values.push((name.clone(), decoded));
+            raw.push(Raw(name, "F8_E4M3", vec![n, k], codes));
+            let scales = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+            raw.push(Raw(
+                format!("{base}.weight_scale"),
+                "BF16",
+                vec![n, 1],
+                scales,
+            ));
+        } else {
+            raw.push(Raw(name, "F32", dims, floats(&data)));
+        }
+    }
+    save(&dir.join("model.safetensors"), &raw);
+    configure(dir, "mixed-precision", json!("compressed-tensors"));
+    std::fs::copy(demo().join("tokenizer.json"), dir.join("tokenizer.json")).unwrap();
+    values
+}
+
+fn configure(dir: &Path, format: &str, method: Json) {
+    let text = std::fs::read(demo().join("config.json")).unwrap();
+    let mut config: Json = serde_json::from_slice(&text).unwrap();
+    config["quantization_config"] = json!({
+        "quant_method": method, "format": format, "quantization_status": "compressed",
+        "config_groups": {"group_0": {"format": "nvfp4-pack-quantized", "targets": ["Linear"]}},
+    });
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+}
+
+#[test]
+fn b_246_blocks_of_a_file_are_taken_over_as_they_are() {
+    let portable = plugins(&["portable"]);
+    let host = host(portable.path());
+    for (dtype, name) in [
+        (GgmlDType::Q8_0, "q8_0"),
+        (GgmlDType::Q4_0, "q4_0"),
+        (GgmlDType::Q4_1, "q4_1"),
+        (GgmlDType::Q4K, "q4_k"),
+        (GgmlDType::Q6K, "q6_k"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        // As usual files do, one matrix of a pack is in another format.
+        let path = gguf(dir.path(), |tensor| match tensor.contains("attn_v") {
+            true => GgmlDType::Q6K,
+            false => dtype,
+        });
+        let model = Loaded::open(&path).unwrap();
+        let wish = options(Some(Wish::everything()));
+        let swaps = auto_swaps(&host, &model, &samples(), &wish, &Silent).unwrap();
+        let adopted = swaps.adopted.unwrap();
+        // Seven products a layer and the output head, and the embedding is none.
+        assert_eq!((adopted.count, adopted.converted), (2 * 7 + 1, 0), "{name}");
+        assert!(adopted.formats[name] >= 13 && adopted.formats["q6_k"] >= 2);
+        assert_eq!(
+            (adopted.median_relative_l2, adopted.max_relative_l2),
+            (0.0, 0.0)
+        );
+        let got = logits(&model, &swaps.plan);
+        assert!(
+            close(&got, &logits(&model, &model.session().host_plan())),
+            "{name}"
+        );
+        assert!(swaps
+            .seats
+            .iter()
+            .all(|s| s.ledger.counts().form_calls == 1));
+        // A weight of it at most a byte and a sixteenth an element.
+        let elements = 2 * (512 * 512 * 2 + 512 * 128 * 2 + 3 * 512 * 768) + 264 * 512;
+        assert!(
+            adopted.packed_bytes <= elements * 17 / 16 + 16_384,
+            "{}",
+            adopted.packed_bytes
+        );
+    }
+}
+
+#[test]
+fn b_246_a_compressed_directory_is_read_and_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let values = compressed(dir.path());
+    let model = Loaded::open(dir.path()).unwrap();
+    let d = &model.model.description;
+    for (name, want) in &values {
+        let got = d.checkpoint.load(name).unwrap().flatten_all().unwrap();
+        assert!(got.to_vec1::<f32>().unwrap() == *want, "{name}");
+    }
+    assert_eq!(d.params.unused(&d.checkpoint), Vec::<String>::new());
+
+    let portable = plugins(&["portable"]);
+    let host = host(portable.path());
+    let before = logits(&model, &model.session().host_plan());
+    let wish = options(Some(Wish::everything()));
+    let swaps = auto_swaps(&host, &model, &samples(), &wish, &Silent).unwrap();
+    let adopted = swaps.adopted.unwrap();
+    assert_eq!(
+        adopted.formats,
+        [("fp8".into(), 8), ("nvfp4".into(), 6)].into()
+    );
+    assert_eq!((adopted.converted, adopted.max_relative_l2), (0, 0.0));
+    assert!(close(&logits(&model, &swaps.plan), &before));
+
+    // A form that keeps its own NVFP4 packs the decoded values again, and what that costs is told a layer.
+    let mut wish = options(Some(Wish::parse(&["nvfp4".into()]).unwrap()));
+    wish.pins = vec![Pin::parse("decoder_ffn=portable:w4a16_static").unwrap()];
+    wish.structures = vec!["decoder_ffn".into()];
+    let swaps = auto_swaps(&host, &model, &samples(), &wish, &Silent).unwrap();
+    let adopted = swaps.adopted.unwrap();
+    assert_eq!((adopted.count, adopted.converted), (6, 6));
+    assert!(adopted
+        .layers
+        .iter()
+        .all(|l| l.relative_l2 > 0.0 && l.relative_l2 < 0.15));
+    assert!(adopted.median_relative_l2 <= adopted.max_relative_l2);
+}
+
+#[test]
+fn b_246_what_cannot_be_adopted_is_told() {
+    let portable = plugins(&["portable"]);
+    let error = |model: &str, more: &[&str]| {
+        let mut command = structures(portable.path());
+        let (exit, document, _) = run(command
+            .args(["attach", model, "--scheme", "none"])
+            .args(more));
+        (exit, document["error"].clone())
+    };
+    let (exit, e) = error("demo", &["--adopt=q5_k"]);
+    assert_eq!((exit, e["code"].as_str()), (2, Some("format_unknown")));
+    assert!(e["message"].as_str().unwrap().contains("q4_k"), "{e}");
+    let (exit, e) = error("demo", &["--adopt"]);
+    assert_eq!((exit, e["code"].as_str()), (2, Some("nothing_to_adopt")));
+
+    let dir = tempfile::tempdir().unwrap();
+    compressed(dir.path());
+    let path = dir.path().to_str().unwrap();
+    for (format, method, named) in [
+        ("int-quantized", "compressed-tensors", "int-quantized"),
+        ("x", "gptq", "gptq"),
+    ] {
+        configure(dir.path(), format, json!(method));
+        let (exit, e) = error(path, &["--adopt"]);
+        assert_eq!(
+            (exit, e["code"].as_str()),
+            (1, Some("codec_missing")),
+            "{e}"
+        );
+        assert!(e["message"].as_str().unwrap().contains(named), "{e}");
+    }
+
+    // An embedding is stored packed here and is no product.
+    let path = gguf(dir.path(), |name| match name {
+        "token_embd.weight" => GgmlDType::Q8_0,
+        _ => GgmlDType::F32,
+    });
+    let model = Loaded::open(&path).unwrap();
+    let host = host(portable.path());
+    let wish = options(Some(Wish::everything()));
+    let no = auto_swaps(&host, &model, &samples(), &wish, &Silent)
+        .err()
+        .unwrap();
+    assert_eq!(no.code(), "nothing_to_adopt");
+}
+
+#[test]
+fn b_247_expert_banks_are_looked_for_and_none_is_an_error() {
+    let portable = plugins(&["portable"]);
+    let (exit, document, _) = run(structures(portable.path())
+        .args(["attach", "demo", "--scheme", "none"])
+        .arg(format!("--adopt={BANKS}")));
+    assert_eq!(
+        (exit, document["error"]["code"].as_str()),
+        (2, Some("nothing_to_adopt"))
+    );
+    let message = document["error"]["message"].as_str().unwrap();
+    assert!(message.contains("no bank of experts"), "{message}");
+    // A format of banks that there is not is unknown like any other.
+    let error = Wish::parse(&["moe_experts_int4".into()]).unwrap_err();
+    assert_eq!(error.code(), "format_unknown");
+}
+
+#[test]
+fn b_248_it_is_reported_and_replayed_and_has_no_detach() {
+    let dir = tempfile::tempdir().unwrap();
+    compressed(dir.path());
+    let model = Loaded::open(dir.path()).unwrap();
+    let portable = plugins(&["portable"]);
+    let host = host(portable.path());
+    let wish = options(Some(Wish::everything()));
+    let done = attach(&host, &model, &samples(), &wish, &Silent).unwrap();
+    let adopted = done.receipt.adopted.clone().unwrap();
+    assert_eq!(
+        (adopted.count, adopted.layers.len(), adopted.detachable),
+        (14, 14, false)
+    );
+    assert_eq!(adopted.max_relative_l2, 0.0);
+    assert_eq!(adopted.band, "pass");
+    assert!(adopted.metrics.get("top1_agreement").unwrap() >= 0.99);
+    let text = adopted.summary();
+    assert!(
+        text.contains("6 nvfp4") && text.contains("8 fp8") && text.contains("no detach"),
+        "{text}"
+    );
+    assert_eq!(done.adopted.len(), adopted.seats.len());
+    let value = serde_json::to_value(&done.receipt).unwrap();
+    assert!(structures::digest::verify(&value));
+    assert_eq!(
+        value["adopted"]["seats"][0]["packed"]
+            .as_object()
+            .unwrap()
+            .len(),
+        3
+    );
+    let want = logits(&model, &done.plan);
+
+    let (plan, seats) = replay(
+        &host,
+        &model,
+        &done.receipt,
+        &[5, 9, 2, 7],
+        OnGuardFail::Fallback,
+    )
+    .unwrap();
+    assert_eq!(seats.len(), adopted.seats.len() + done.receipt.seats.len());
+    assert_eq!(logits(&model, &plan), want);
+
+    let no = done.detach().map_err(|n| n.error).unwrap_err();
+    assert_eq!(no.code(), "adopted_no_detach");
+    assert!(no.to_string().contains("open the model again"), "{no}");
+}
+
+#[test]
+fn b_248_the_program_prints_the_summary() {
+    let dir = tempfile::tempdir().unwrap();
+    compressed(dir.path());
+    let portable = plugins(&["portable"]);
+    let out = structures(portable.path())
+        .args([
+            "generate",
+            "--adopt",
+            "--prompt",
+            "the",
+            "--max-new-tokens",
+            "3",
+        ])
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{log}");
+    assert!(
+        log.contains("adopted at load time: 14 weights (8 fp8, 6 nvfp4)"),
+        "{log}"
+    );
+    assert!(
+        log.contains("relative L2 median 0.00e0, max 0.00e0"),
+        "{log}"
+    );
+}

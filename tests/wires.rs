@@ -1,0 +1,502 @@
+//! Wires on a small native block host: which pairs are formed, what they compute, what ends them.
+
+#![allow(clippy::unwrap_used)] // a test that panics has failed
+
+use std::sync::{Mutex, OnceLock};
+
+use structures::attach::{attach, Attachment, Options, STAGES};
+use structures::choose::Pin;
+use structures::gates::{Floors, Schedule};
+use structures::host::{Host, HostOptions, Loaded};
+use structures::progress::{Progress, Silent};
+use structures::receipt::RefusalNote;
+use structures::samples::{Sample, Samples};
+use structures::seat::OnGuardFail;
+use structures::workload::{Runner, Workload};
+use structures_graph::session::Plan;
+use structures_tests::blocks::{self, Block};
+use structures_tests::{build_dir, plugins};
+
+fn host() -> (tempfile::TempDir, Host) {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| {
+        std::env::set_var("STRUCTURES_SCANNER", build_dir().join("structures"));
+        std::env::set_var("STRUCTURES_CACHE_DIR", build_dir().join("test-cache"));
+        std::env::set_var("STRUCTURES_PLUGIN_PATH", "");
+    });
+    let dir = plugins(&["portable"]);
+    let options = HostOptions {
+        plugins: vec![dir.path().to_path_buf()],
+        ..HostOptions::default()
+    };
+    let host = Host::open(&options).unwrap();
+    (dir, host)
+}
+
+fn samples(n: u32, len: u32) -> Samples {
+    let sample = |i: u32| Sample {
+        tokens: (0..len).map(|t| (t * 37 + i * 11) % 250 + 1).collect(),
+        origin: format!("made#{i}"),
+    };
+    Samples::new("made", (0..n).map(sample).collect()).unwrap()
+}
+
+fn options(scheme: &str) -> Options {
+    Options {
+        scheme: scheme.into(),
+        workload: Some(Workload::Prefill),
+        percentile: 100.0,
+        structures: Vec::new(),
+        floors: Floors::default(),
+        min_speedup: 0.0,
+        schedule: Schedule::new(1, 1).unwrap(),
+        on_guard_fail: OnGuardFail::Fallback,
+        pins: Vec::new(),
+        all_positions: false,
+        adopt: None,
+    }
+}
+
+fn attached(host: &Host, model: &Loaded, options: &Options) -> Attachment {
+    attach(host, model, &samples(4, 12), options, &Silent).unwrap()
+}
+
+fn run(model: &Loaded, plan: &Plan, n: u32) -> Vec<f32> {
+    let runner = Runner::new(model.session(), n as usize);
+    let tokens: Vec<u32> = (0..n).map(|t| (t * 29) % 250 + 1).collect();
+    let out = runner
+        .step(plan, &tokens, 0, &mut runner.state(), None)
+        .unwrap();
+    out.flatten_all().unwrap().to_vec1::<f32>().unwrap()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| f64::from(*a) * f64::from(*b))
+            .sum()
+    };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+fn wire_refusals(a: &Attachment) -> Vec<&RefusalNote> {
+    a.receipt
+        .refused
+        .iter()
+        .filter(|r| r.stage == "wires")
+        .collect()
+}
+
+fn seat_keys(a: &Attachment, wired: bool) -> Vec<String> {
+    let notes = a.receipt.seats.iter().filter(|n| n.wire.is_some() == wired);
+    notes
+        .map(|n| format!("{}:{}", n.structure, n.key))
+        .collect()
+}
+
+/// Every kind of block at once: who is paired, who is not, and the edge that forbids it.
+#[test]
+fn b_140_b_141_b_145_b_148_pairs_are_facts_of_the_graph() {
+    use Block::*;
+    let (_dir, host) = host();
+    let model = blocks::model(&[Plain, SecondReader, Rotated, Regrouped, QueryOnly, Unowned]);
+    let a = attached(&host, &model, &options("fp8_static"));
+    let pairs: Vec<String> = a
+        .receipt
+        .negotiated
+        .iter()
+        .map(|w| format!("{} -> {}", w.producer.key, w.consumer.key))
+        .collect();
+    for (from, to) in [
+        ("blocks.0.input_layernorm", "blocks.0.self_attn"),
+        ("blocks.0.post_attention_layernorm", "blocks.0.mlp"),
+        ("blocks.1.post_attention_layernorm", "blocks.1.mlp"),
+        ("blocks.2.post_attention_layernorm", "blocks.2.mlp"),
+        ("blocks.3.input_layernorm", "blocks.3.self_attn"),
+        ("blocks.3.post_attention_layernorm", "blocks.3.mlp"),
+        ("blocks.4.input_layernorm", "blocks.4.self_attn.q_proj"),
+        ("blocks.4.post_attention_layernorm", "blocks.4.mlp"),
+    ] {
+        assert!(
+            pairs.contains(&format!("{from} -> {to}")),
+            "{from} -> {to}: {pairs:#?}"
+        );
+    }
+    assert_eq!(pairs.len(), 8, "{pairs:#?}");
+    let refused = wire_refusals(&a);
+    for (path, code, facts) in [
+        (
+            "blocks.1.input_layernorm",
+            "wire_second_reader",
+            ["blocks.1.twice", "add"],
+        ),
+        (
+            "blocks.2.input_layernorm",
+            "wire_not_direct",
+            ["rope", "turned"],
+        ),
+        (
+            "blocks.5.input_layernorm",
+            "wire_no_owner",
+            ["blocks.5.self_attn", "owns"],
+        ),
+        (
+            "blocks.5.post_attention_layernorm",
+            "wire_no_owner",
+            ["blocks.5.mlp", "owns"],
+        ),
+    ] {
+        let row = refused.iter().find(|r| r.path == path);
+        let row = row.unwrap_or_else(|| panic!("{path}: {refused:#?}"));
+        assert_eq!(row.code, code, "{row:?}");
+        assert!(
+            facts.iter().all(|f| row.reason.contains(f)),
+            "{}",
+            row.reason
+        );
+        // Whoever is not wired is bound by itself.
+        assert!(
+            seat_keys(&a, false).iter().any(|k| k.ends_with(path)),
+            "{path}"
+        );
+    }
+}
+
+#[test]
+fn b_143_b_147_b_149_one_scale_one_unit_and_a_smoke() {
+    let (_dir, host) = host();
+    let model = blocks::model(&[Block::Plain]);
+    let a = attached(&host, &model, &options("fp8_static"));
+    let receipt = serde_json::to_value(&a.receipt).unwrap();
+    for (unit, consumer) in [
+        ("chain:norm_fused+qkv_pack", "x"),
+        ("chain:norm_fused+decoder_ffn", "x_after_norm"),
+    ] {
+        let row = receipt["units"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|u| u["name"] == unit);
+        let row = row.unwrap_or_else(|| panic!("{unit}: {}", receipt["units"]));
+        assert_eq!(
+            (&row["outcome"], &row["seams"]),
+            (&"activated".into(), &2.into()),
+            "{row}"
+        );
+        assert_eq!(row["form"], "f32+fp8_static");
+        let wire = a
+            .receipt
+            .negotiated
+            .iter()
+            .find(|w| w.unit == unit)
+            .unwrap();
+        assert!(
+            wire.active && wire.smoke >= 0.98 && wire.smoke < 1.0,
+            "{wire:?}"
+        );
+        assert_eq!(wire.scale, wire.amax / 448.0);
+        assert_eq!(
+            (wire.owner.as_str(), wire.format.as_str()),
+            ("blocks.0", "fp8_e4m3")
+        );
+        let stat = |key: &str, port: &str| {
+            let seat = a
+                .receipt
+                .seats
+                .iter()
+                .find(|n| n.key == key && n.wire.is_some());
+            seat.unwrap().statistics[&format!("{port}|amax|tensor")].clone()
+        };
+        assert_eq!(wire.consumer.port, consumer);
+        assert_eq!(
+            stat(&wire.producer.key, "y"),
+            stat(&wire.consumer.key, consumer)
+        );
+        assert_eq!(stat(&wire.producer.key, "y"), [wire.amax]);
+    }
+    assert!(a.receipt.plugins.iter().any(|p| p.id == "portable"));
+    // Nobody is bound twice.
+    let mut keys = [seat_keys(&a, true), seat_keys(&a, false)].concat();
+    let all = keys.len();
+    keys.sort();
+    keys.dedup();
+    assert_eq!((keys.len(), seat_keys(&a, true).len()), (all, 4));
+    assert_eq!(a.receipt.ledger.fallbacks, 0);
+    // And it is still the model.
+    let host_out = run(&model, &model.session().host_plan(), 12);
+    let cos = cosine(&host_out, &run(&model, &a.plan, 12));
+    assert!(cos > 0.99 && cos < 1.0, "{cos}");
+}
+
+/// Quantising at the reader and quantising at the sender are the same numbers.
+#[test]
+fn b_143_b_474_a_wired_pair_computes_bit_for_bit_what_its_forms_do_alone() {
+    let (_dir, host) = host();
+    let model = blocks::model(&[Block::Plain, Block::Regrouped]);
+    let only = ["norm_fused", "qkv_pack", "decoder_ffn"].map(String::from);
+    let mut o = options("fp8_static");
+    o.structures = [&only[..], &["decoder_block".to_string()]].concat();
+    let wired = attached(&host, &model, &o);
+    assert_eq!(wired.receipt.negotiated.len(), 4);
+    o.pins = o
+        .structures
+        .iter()
+        .map(|s| Pin::parse(&format!("{s}=portable")).unwrap())
+        .collect();
+    let alone =
+        structures::attach::auto_swaps(&host, &model, &samples(4, 12), &o, &Silent).unwrap();
+    let (a, b) = (run(&model, &wired.plan, 12), run(&model, &alone.plan, 12));
+    assert_eq!(bits(&a), bits(&b));
+}
+
+#[test]
+fn b_142_too_many_rows_or_no_scale_form_no_pair() {
+    let (_dir, host) = host();
+    let model = blocks::model(&[Block::Plain]);
+    let mut o = options("fp8_static");
+    o.structures = ["norm_fused", "qkv_pack", "decoder_block"]
+        .map(String::from)
+        .into();
+    let long = attach(&host, &model, &samples(4, 257), &o, &Silent).unwrap();
+    let refused = wire_refusals(&long);
+    assert_eq!(refused.len(), 1, "{refused:#?}");
+    assert_eq!(refused[0].code, "wire_unqualified");
+    assert!(refused[0].reason.contains("257") && refused[0].reason.contains("256"));
+    assert!(long.receipt.negotiated.is_empty());
+    let at = attach(&host, &model, &samples(4, 256), &o, &Silent).unwrap();
+    assert_eq!(at.receipt.negotiated.len(), 1);
+    // A scheme that measures nothing has no scale, and asks for no quantised reader either.
+    o.scheme = "none".into();
+    assert!(attached(&host, &model, &o).receipt.negotiated.is_empty());
+}
+
+/// Judged on what no fitted sample was like: the scale clips the wire, and the pair is not bound.
+#[test]
+fn b_144_b_149_a_pair_that_fails_is_one_refusal_and_two_seats() {
+    let (_dir, host) = host();
+    let model = blocks::model(&[Block::Plain]);
+    let mut o = options("fp8_static");
+    o.structures = ["norm_fused", "qkv_pack", "decoder_block"]
+        .map(String::from)
+        .into();
+    let sample = |tokens: Vec<u32>| Sample {
+        tokens,
+        origin: "made".into(),
+    };
+    let mut all: Vec<Sample> = (0..3)
+        .map(|i| sample((1..13).map(|t| t + 13 * i).collect()))
+        .collect();
+    all.push(sample((0..12).map(|t| blocks::SPIKE + t % 4).collect()));
+    let samples = Samples::new("made", all).unwrap();
+    let a = attach(&host, &model, &samples, &o, &Silent).unwrap();
+    let refused = wire_refusals(&a);
+    assert_eq!(refused.len(), 1, "{refused:#?}");
+    assert_eq!(refused[0].code, "pair_smoke", "{refused:#?}");
+    assert_eq!(refused[0].structure, "chain:norm_fused+qkv_pack");
+    assert!(refused[0].reason.contains("0.98") && refused[0].reason.contains("by themselves"));
+    assert!(a.receipt.negotiated.is_empty() && seat_keys(&a, true).is_empty());
+    let alone = seat_keys(&a, false);
+    for key in [
+        "norm_fused:blocks.0.input_layernorm",
+        "qkv_pack:blocks.0.self_attn",
+    ] {
+        assert!(alone.contains(&key.to_string()), "{alone:?}");
+    }
+}
+
+#[test]
+fn b_151_b_279_one_call_too_long_gives_both_back_exactly() {
+    let (_dir, host) = host();
+    let model = blocks::model(&[Block::Plain]);
+    let mut o = options("fp8_static");
+    o.structures = ["norm_fused", "qkv_pack", "decoder_block"]
+        .map(String::from)
+        .into();
+    o.pins = vec![Pin::parse("decoder_block=portable").unwrap()];
+    let a = attached(&host, &model, &o);
+    let wired: Vec<_> = a
+        .receipt
+        .seats
+        .iter()
+        .zip(&a.seats)
+        .filter(|(n, _)| n.wire.is_some())
+        .map(|(_, s)| s.clone())
+        .collect();
+    assert_eq!(wired.len(), 2);
+    let served = wired[0].ledger.counts().form_calls;
+    run(&model, &a.plan, 5);
+    assert!(wired
+        .iter()
+        .all(|s| s.ledger.counts().form_calls == served + 1));
+    // Twelve rows were seen; thirteen are out of contract.
+    run(&model, &a.plan, 13);
+    for seat in &wired {
+        let counts = seat.ledger.counts();
+        assert!(counts.detached, "{}: {counts:?}", seat.key);
+        assert_eq!(counts.fallbacks, 1);
+        assert!(counts.last_reason.unwrap().contains("12 rows, found 13"));
+    }
+    // What is left computes what the host computes there: this norm and this pack are the host's own again.
+    let again = run(&model, &a.plan, 5);
+    assert!(wired.iter().all(|s| s.ledger.counts().fallbacks == 1));
+    let others: Vec<_> = a
+        .receipt
+        .seats
+        .iter()
+        .filter(|n| n.wire.is_none())
+        .map(|n| n.structure.as_str())
+        .collect();
+    let exact = others.iter().all(|s| *s == "decoder_block");
+    if exact {
+        assert_eq!(
+            bits(&again),
+            bits(&run(&model, &model.session().host_plan(), 5))
+        );
+    }
+}
+
+/// A step of one token is what the pair is for; the prompt before it is the host's, as planned.
+#[test]
+fn b_124_rows_are_the_median_on_a_wire_and_the_most_elsewhere() {
+    let (_dir, host) = host();
+    let model = blocks::model(&[Block::Plain]);
+    let mut o = options("fp8_static");
+    o.workload = Some(Workload::Decode);
+    o.structures = ["norm_fused", "qkv_pack", "decoder_block", "linear_proj"]
+        .map(String::from)
+        .into();
+    let a = attach(&host, &model, &samples(4, 40), &o, &Silent).unwrap();
+    assert_eq!(a.receipt.negotiated.len(), 1);
+    assert_eq!(a.receipt.negotiated[0].rows, 1);
+    for note in &a.receipt.seats {
+        let most = if note.wire.is_some() { 1 } else { 8 };
+        assert_eq!(
+            (note.row_capacity, note.median_rows),
+            (most, 1),
+            "{}",
+            note.key
+        );
+    }
+    let unit = a
+        .receipt
+        .units
+        .iter()
+        .find(|u| u.name.starts_with("chain:"))
+        .unwrap();
+    assert_eq!(unit.outcome, "activated", "{:?}", unit.reason);
+    assert!(unit.ledger.band_dispatches > 0 && unit.ledger.fallbacks == 0);
+}
+
+#[test]
+fn b_147_a_wired_receipt_replays_bit_for_bit() {
+    let (_dir, host) = host();
+    let model = blocks::model(&[Block::Plain, Block::QueryOnly]);
+    let a = attached(&host, &model, &options("fp8_static"));
+    assert!(seat_keys(&a, true).len() >= 8);
+    let text = serde_json::to_string(&a.receipt).unwrap();
+    let receipt = serde_json::from_str(&text).unwrap();
+    let prompt: Vec<u32> = (1..13).collect();
+    let (plan, seats) =
+        structures::replay::replay(&host, &model, &receipt, &prompt, OnGuardFail::Fallback)
+            .unwrap();
+    assert_eq!(seats.len(), a.seats.len());
+    assert_eq!(
+        bits(&run(&model, &plan, 12)),
+        bits(&run(&model, &a.plan, 12))
+    );
+    // One end without the other is no receipt.
+    let mut half = receipt.clone();
+    let emits = |n: &structures::receipt::SeatNote| n.wire.as_ref().is_some_and(|w| w.emits);
+    let first = half.seats.iter().position(emits).unwrap();
+    half.seats.remove(first);
+    let error = structures::replay::replay(&host, &model, &half, &prompt, OnGuardFail::Fallback);
+    assert_eq!(error.map(|_| ()).unwrap_err().code(), "receipt_mismatch");
+}
+
+#[derive(Default)]
+struct Stages(Mutex<Vec<String>>);
+
+impl Progress for Stages {
+    fn stage(&self, name: &str, _: usize) {
+        self.0.lock().unwrap().push(name.into());
+    }
+    fn tick(&self) {}
+}
+
+#[test]
+fn b_120_stages_are_the_same_for_every_structure_and_recorded() {
+    let (_dir, host) = host();
+    let model = blocks::model(&[Block::Plain]);
+    let seen = Stages::default();
+    let a = attach(
+        &host,
+        &model,
+        &samples(4, 12),
+        &options("fp8_static"),
+        &seen,
+    )
+    .unwrap();
+    assert_eq!(a.receipt.stages, STAGES);
+    let seen = seen.0.into_inner().unwrap();
+    let at = |what: &str| {
+        seen.iter()
+            .position(|s| s.starts_with(what))
+            .unwrap_or_else(|| panic!("{what}: {seen:?}"))
+    };
+    let last = |what: &str| seen.iter().rposition(|s| s.starts_with(what)).unwrap();
+    assert!(at("discover") < at("calibrate") && at("calibrate") < at("wires"));
+    assert!(at("wires") < at("judge chain:") && at("bind wires") < at("judge chain:"));
+    let single = seen
+        .iter()
+        .position(|s| s.starts_with("bind ") && s != "bind wires")
+        .unwrap();
+    assert!(last("judge chain:") < single && single < at("judge union"));
+    for name in host.catalog.newest().iter().map(|s| s.name.as_str()) {
+        assert!(!STAGES.contains(&name));
+    }
+}
+
+#[test]
+fn b_126_an_error_at_the_last_stage_leaves_the_host_whole() {
+    let (_dir, host) = host();
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(structures_tests::demo()).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    let model = Loaded::open(copy.path()).unwrap();
+    let before = run(&model, &model.session().host_plan(), 8);
+    // Everything is bound and judged; the receipt then names the weights, and they are gone.
+    std::fs::remove_file(copy.path().join("model.safetensors")).unwrap();
+    let failed = attach(&host, &model, &samples(2, 8), &options("none"), &Silent);
+    assert!(failed.is_err());
+    assert_eq!(
+        bits(&run(&model, &model.session().host_plan(), 8)),
+        bits(&before)
+    );
+}
+
+#[test]
+fn b_129_a_plan_says_what_it_holds() {
+    let (_dir, host) = host();
+    let model = blocks::model(&[Block::Plain]);
+    let a = attached(&host, &model, &options("fp8_static"));
+    let installs: Vec<&str> = a.plan.installs().iter().map(|i| i.name.as_str()).collect();
+    // Two seats of a pair are one install; every other seat has its own.
+    let (wired, single) = (seat_keys(&a, true), seat_keys(&a, false));
+    assert_eq!(installs.len(), wired.len() / 2 + single.len());
+    assert!(single.iter().all(|id| installs.contains(&id.as_str())));
+    assert_eq!(
+        installs.iter().filter(|n| n.starts_with("chain:")).count(),
+        wired.len() / 2
+    );
+    // Seams, notes and the scales that are executed.
+    assert_eq!(a.receipt.seams_active.len(), a.receipt.seats.len());
+    assert!(!a.receipt.precision_spec.activations.is_empty());
+    assert_eq!(a.seats.len(), a.receipt.seats.len());
+}
