@@ -9,6 +9,9 @@
 
 mod activations;
 mod arena;
+mod attention;
+#[doc(hidden)]
+pub mod bench;
 mod elementwise;
 mod format;
 mod forms;
@@ -18,6 +21,7 @@ mod linear;
 mod packed;
 mod pool;
 mod ports;
+mod rope;
 mod source;
 
 use std::sync::Arc;

@@ -6,7 +6,7 @@
 use structures_plugin_api::abi::{CallCtx, FormFacts};
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
-use super::{axis, Leaf};
+use super::{axis, each_row, Leaf};
 use crate::elementwise::{add, gated, rms_norm, scale, scale_by_one_plus, Activation};
 use crate::format::Format;
 use crate::kernels::LANES;
@@ -27,9 +27,6 @@ pub const LEAF: Leaf = Leaf {
     ],
     ..Leaf::plain("decoder_ffn", &["block", "ffn"], bind)
 };
-
-/// Values of normed rows that are worth waking a thread for.
-const GRAIN: usize = 1 << 14;
 
 /// What the span `block` has around the span `ffn`.
 struct Block {
@@ -179,12 +176,7 @@ impl BoundForm for Ffn {
                         add(isa, to, &shift[own]);
                     }
                 };
-                if rows * d < GRAIN {
-                    let each = normed.chunks_exact_mut(d).enumerate();
-                    each.for_each(|(row, to)| one(row, to));
-                } else {
-                    self.shared.host.parallel_chunks(normed, d, one);
-                }
+                each_row(&self.shared.host, normed, d, one);
                 normed
             }
         };
