@@ -13,7 +13,7 @@ use structures_catalog::Spec;
 use structures_graph::session::{Install, Session};
 use structures_graph::{AttrValue, Dim, ValueId};
 use structures_loader::{
-    row_capacity, BindSpec, BoundForm, HostTensor, HostTensorMut, Plugin, PluginError, StatusKind,
+    row_capacity, BindSpec, HostTensor, HostTensorMut, Plugin, PluginError, Staged, StatusKind,
 };
 use structures_plugin_api::abi;
 use structures_plugin_api::describe::{
@@ -385,7 +385,11 @@ impl Bench<'_> {
             dims: span.dims.iter().map(|(k, v)| (k.clone(), *v)).collect(),
             variant: variant.clone(),
         };
-        match plugin.probe(&form.name, 0, &shapes) {
+        let device = match plugin.home(&shapes.structure, &form.name) {
+            Ok(device) => device,
+            Err(e) => return refuse("probe", &e.code, e.message, crashed(e.kind)),
+        };
+        match plugin.probe(&form.name, device, &shapes) {
             Ok(report) if report.probed => {}
             Ok(report) => {
                 let code = report.code.unwrap_or_else(|| "entry_missing".into());
@@ -440,6 +444,7 @@ impl Bench<'_> {
             &params,
             capacity,
             self.blocks,
+            device,
         ) {
             Ok(Ok(b)) => b,
             Ok(Err(e)) => return refuse("bind", &e.code, e.message, crashed(e.kind)),
@@ -703,7 +708,8 @@ pub(crate) fn bind_form(
     params: &BindParams,
     capacity: u64,
     blocks: &Blocks,
-) -> Result<Result<BoundForm, PluginError>, Error> {
+    device: u32,
+) -> Result<Result<Staged, PluginError>, Error> {
     let guards: Vec<_> = weights
         .iter()
         .map(|w| (w, w.tensor.storage_and_layout()))
@@ -734,9 +740,9 @@ pub(crate) fn bind_form(
         };
         stats.push((name.as_str(), HostTensor::new(values, dims)?));
     }
-    Ok(plugin.bind(&BindSpec {
+    Ok(plugin.bind_staged(&BindSpec {
         form,
-        device: 0,
+        device,
         span,
         weights: &named,
         statistics: &stats,
@@ -758,7 +764,7 @@ fn packed_slots(blocks: &Blocks) -> BTreeMap<String, PackedSlot> {
 }
 
 /// A loaded form as a seat sees it.
-pub(crate) struct Loaded(pub(crate) BoundForm);
+pub(crate) struct Loaded(pub(crate) Staged);
 
 impl Executable for Loaded {
     fn call(

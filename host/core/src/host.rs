@@ -103,7 +103,8 @@ impl Host {
                 let mut probed = false;
                 let mut present = Vec::new();
                 for form in d.forms.iter().filter(|f| f.format == format) {
-                    match plugin.probe(&form.name, 0, &admitted_shapes(form)) {
+                    let probe = |device| plugin.probe(&form.name, device, &admitted_shapes(form));
+                    match plugin.home(&form.structure, &form.name).and_then(probe) {
                         Ok(report) => {
                             probed |= report.probed;
                             present.extend(report.entries.present);
