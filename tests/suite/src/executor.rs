@@ -5,8 +5,8 @@
 use std::path::Path;
 
 use structures_loader::{
-    row_capacity, BindSpec, Environment, HostTensor, HostTensorMut, Plugin, PluginError, Registry,
-    ScanMode, ScanOptions, Staged, StatusKind,
+    row_capacity, BindSpec, BoundForm, Environment, HostTensor, HostTensorMut, Plugin, PluginError,
+    Registry, ScanMode, ScanOptions, Staged, StatusKind,
 };
 use structures_plugin_api::describe::{BindParams, Description, ProbeReport, ProbeShapes};
 use structures_plugin_api::DType;
@@ -133,7 +133,7 @@ impl Loaded {
         self.bind_views(request, &weights)
     }
 
-    /// Binds a form to these weights instead of the request's own.
+    /// Binds a form to these weights instead of the request's own, to be called with host memory.
     ///
     /// # Errors
     /// The plugin's own.
@@ -142,6 +142,35 @@ impl Loaded {
         request: &Request,
         weights: &[(&str, HostTensor<'_>)],
     ) -> Result<Staged, PluginError> {
+        self.with_spec(request, weights, |spec| self.plugin.bind_staged(spec))
+    }
+
+    /// As [`Loaded::bind_views`], to be called with memory of the device it is bound on.
+    ///
+    /// # Errors
+    /// The plugin's own.
+    pub fn bind_direct(
+        &self,
+        request: &Request,
+        weights: &[(&str, HostTensor<'_>)],
+    ) -> Result<BoundForm, PluginError> {
+        self.with_spec(request, weights, |spec| self.plugin.bind(spec))
+    }
+
+    /// The device its form runs on.
+    ///
+    /// # Errors
+    /// Why it runs nowhere.
+    pub fn home(&self, request: &Request) -> Result<u32, PluginError> {
+        self.plugin.home(&request.params.structure, &request.form)
+    }
+
+    fn with_spec<R>(
+        &self,
+        request: &Request,
+        weights: &[(&str, HostTensor<'_>)],
+        bind: impl FnOnce(&BindSpec<'_>) -> Result<R, PluginError>,
+    ) -> Result<R, PluginError> {
         let mut statistics = Vec::with_capacity(request.statistics.len());
         for (name, values) in &request.statistics {
             let dims: &[usize] = match values.len() {
@@ -151,10 +180,9 @@ impl Loaded {
             let view = HostTensor::new(values, dims).map_err(|e| malformed(&e))?;
             statistics.push((name.as_str(), view));
         }
-        let structure = &request.params.structure;
-        self.plugin.bind_staged(&BindSpec {
+        bind(&BindSpec {
             form: &request.form,
-            device: self.plugin.home(structure, &request.form)?,
+            device: self.home(request)?,
             span: &request.span,
             weights,
             statistics: &statistics,
