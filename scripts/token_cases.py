@@ -174,15 +174,16 @@ def published(lines):
     yield "wordpiece", t
 
 
-PRES = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35", "dbrx", "glm4", "falcon", "deepseek-llm", "deepseek-coder", "deepseek-v3", "tekken", "gpt-4o", "bloom", "viking", "bailingmoe", "seed-coder", "exaone-moe", "minicpm5"]
+PRES = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35", "dbrx", "glm4", "falcon", "deepseek-llm", "deepseek-coder", "deepseek-v3", "tekken", "gpt-4o", "bloom", "viking", "bailingmoe", "seed-coder", "exaone-moe", "minicpm5", "jais-2", "superbpe", "ufakzeka", "granite-embed-multi-97m"]
 
 
 def stored(out, made):
     """The same vocabularies as GGUF files, for the names of pre-tokenizers and the other two models."""
     import gguf
-    def file(name, model, tokens, types, scores=None, merges=None, pre=None, **flags):
+    def file(name, model, tokens, types, scores=None, merges=None, pre=None, named=None, **flags):
         path = out / f"{name}.gguf"
         w = gguf.GGUFWriter(path, "llama")
+        if named: w.add_name(named)
         w.add_tokenizer_model(model)
         if pre: w.add_tokenizer_pre(pre)
         w.add_token_list(tokens)
@@ -213,6 +214,9 @@ def stored(out, made):
     ids = dict(bos_token_id=1, eos_token_id=2, unknown_token_id=0)
     yield "stored_scores", file("stored_scores", "llama", tokens, types, scores, **ids)
     yield "stored_ties", file("stored_ties", "llama", tokens, types, ties, add_space_prefix=False, add_bos_token=False, add_eos_token=True, **ids)
+    # A name by which readers know that whole tokens take the spaces behind them away.
+    renamed = ["<|endoftext|>" if t == "<|im_end|>" else t for t in tokens]
+    yield "stored_trims", file("stored_trims", "llama", renamed, types, scores, named="Phi-3 of these lines", **ids)
     doc = json.loads(made["wordpiece"].to_str())
     vocab = doc["model"]["vocab"]
     tokens = [t[2:] if t.startswith("##") and len(t) > 2 else t if t.startswith("[") and t.endswith("]") and len(t) > 2 else "▁" + t for t in sorted(vocab, key=vocab.get)]

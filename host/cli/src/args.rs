@@ -214,8 +214,8 @@ pub struct RecordArgs {
     /// Which samples.
     #[command(flatten)]
     pub samples: SampleArgs,
-    /// Race only this form of a structure (repeatable), `STRUCTURE=PLUGIN[:FORM]`.
-    #[arg(long, value_name = "STRUCTURE=PLUGIN[:FORM]")]
+    /// Race only this form of a structure (repeatable), `STRUCTURE=PLUGIN[:FORM][@DEVICE]`.
+    #[arg(long, value_name = "STRUCTURE=PLUGIN[:FORM][@DEVICE]")]
     pub pin: Vec<String>,
 }
 
@@ -460,8 +460,8 @@ pub struct AttachArgs {
     /// What a contract miss does.
     #[arg(long, value_enum, default_value_t = GuardArg::Fallback)]
     pub on_guard_fail: GuardArg,
-    /// Take only this form for a structure (repeatable), `STRUCTURE=PLUGIN[:FORM]`.
-    #[arg(long, value_name = "STRUCTURE=PLUGIN[:FORM]")]
+    /// Take only this form for a structure (repeatable), `STRUCTURE=PLUGIN[:FORM][@DEVICE]`.
+    #[arg(long, value_name = "STRUCTURE=PLUGIN[:FORM][@DEVICE]")]
     pub pin: Vec<String>,
     /// The first fallback is an error.
     #[arg(long)]
@@ -495,8 +495,12 @@ pub struct GenerateArgs {
     /// Bind exactly what this receipt activated.
     #[arg(long, value_name = "FILE")]
     pub receipt: Option<PathBuf>,
-    /// Take only this form for a structure (repeatable), `STRUCTURE=PLUGIN[:FORM]`.
-    #[arg(long, value_name = "STRUCTURE=PLUGIN[:FORM]", requires = "scheme")]
+    /// Take only this form for a structure (repeatable), `STRUCTURE=PLUGIN[:FORM][@DEVICE]`.
+    #[arg(
+        long,
+        value_name = "STRUCTURE=PLUGIN[:FORM][@DEVICE]",
+        requires = "scheme"
+    )]
     pub pin: Vec<String>,
     /// Take packed weights over as the checkpoint stores them, before anything else; of these formats, or all.
     #[arg(long, value_name = "FORMAT,...", num_args = 0..=1, require_equals = true,

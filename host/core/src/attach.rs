@@ -872,7 +872,9 @@ impl<'a> Prepared<'a> {
         owners: &HashMap<OpId, String>,
         units: &mut Vec<UnitNote>,
     ) -> Result<Option<Vec<Bound>>, Error> {
-        let label = format!("{name} {}:{}", choice.plugin, choice.form.name);
+        let device = Some(choice.device).filter(|d| *d != 0);
+        let at = device.map_or(String::new(), |d| format!("@{d}"));
+        let label = format!("{name} {}:{}{at}", choice.plugin, choice.form.name);
         judge.progress.stage(&format!("bind {label}"), sites.len());
         let mut bounds: Vec<Bound> = Vec::new();
         let mut verdict: Option<(String, String)> = None;
@@ -925,6 +927,7 @@ impl<'a> Prepared<'a> {
         note.structure = name.into();
         note.form = choice.form.name.clone();
         note.plugin = choice.plugin.into();
+        note.device = device;
         let passed = note.outcome == "activated";
         units.push(note);
         Ok(passed.then_some(bounds))

@@ -13,7 +13,7 @@ use structures_catalog::Spec;
 use structures_graph::session::{Install, Session};
 use structures_graph::{AttrValue, Dim, ValueId};
 use structures_loader::{
-    row_capacity, BindSpec, HostTensor, HostTensorMut, Plugin, PluginError, Staged, StatusKind,
+    row_capacity, BindSpec, BoundForm, HostTensor, HostTensorMut, Plugin, PluginError, StatusKind,
 };
 use structures_plugin_api::abi;
 use structures_plugin_api::describe::{
@@ -27,8 +27,9 @@ use crate::chain::{Chain, Decoded, End, Half, Linked, Port, PortMut, WiredForm};
 use crate::choose::{variant_of, Choice};
 use crate::error::Error;
 use crate::receipt::{RefusalNote, SeatNote, SeatWire};
-use crate::seat::{Admission, CallFailure, Executable, OnGuardFail, Rows, Seat};
+use crate::seat::{Admission, CallFailure, Elsewhere, Executable, OnGuardFail, Rows, Seat};
 use crate::sites::Site;
+use crate::station::{Station, Stationed};
 use crate::stats::{Calibration, Content, Statistic};
 use crate::trial::{NamedWeight, Trial};
 use crate::wires::{Edge, PAIR_SMOKE};
@@ -180,7 +181,10 @@ impl Bench<'_> {
             ..
         } = self.make(&place, None)?;
         let span = &site.spans[span_index];
-        let seat = self.seat(&place, Box::new(executable), admission);
+        let away = executable
+            .station()
+            .map(|station| Stationed::at(executable.clone(), station.clone()));
+        let seat = self.seat(&place, Box::new(executable), admission, away);
         Ok(Bound {
             install: Install {
                 name: site.id(),
@@ -227,8 +231,8 @@ impl Bench<'_> {
         let trials = [(a.trial(from), &a.weights), (b.trial(to), &b.weights)];
         let (form_a, form_b) = (a.executable.clone(), b.executable.clone());
         let seats = [
-            self.seat(from, Box::new(Linked), a.admission.clone()),
-            self.seat(to, Box::new(Linked), b.admission.clone()),
+            self.seat(from, Box::new(Linked), a.admission.clone(), None),
+            self.seat(to, Box::new(Linked), b.admission.clone(), None),
         ];
         let observed = from.rows.iter().chain(to.rows).copied().max().unwrap_or(1);
         let half = |seat: &Arc<Seat>, form: Arc<Loaded>, port| Half {
@@ -328,11 +332,13 @@ impl Bench<'_> {
         place: &Place<'_>,
         form: Box<dyn Executable>,
         admission: Admission,
+        away: Option<Arc<dyn Elsewhere>>,
     ) -> Arc<Seat> {
         let graph = self.session.graph();
         let dims_of = |v: ValueId| graph.value(v).dims.clone();
         let span = &place.site.spans[place.span];
-        Seat::new(
+        Seat::at(
+            away,
             place.site.seam.key.clone(),
             form,
             admission,
@@ -385,11 +391,7 @@ impl Bench<'_> {
             dims: span.dims.iter().map(|(k, v)| (k.clone(), *v)).collect(),
             variant: variant.clone(),
         };
-        let device = match plugin.home(&shapes.structure, &form.name) {
-            Ok(device) => device,
-            Err(e) => return refuse("probe", &e.code, e.message, crashed(e.kind)),
-        };
-        match plugin.probe(&form.name, device, &shapes) {
+        match plugin.probe(&form.name, choice.device, &shapes) {
             Ok(report) if report.probed => {}
             Ok(report) => {
                 let code = report.code.unwrap_or_else(|| "entry_missing".into());
@@ -444,14 +446,17 @@ impl Bench<'_> {
             &params,
             capacity,
             self.blocks,
-            device,
+            choice.device,
         ) {
             Ok(Ok(b)) => b,
             Ok(Err(e)) => return refuse("bind", &e.code, e.message, crashed(e.kind)),
             Err(e) => return refuse("bind", &e.code(), e.to_string(), false),
         };
         let facts = bound.facts();
-        let executable = Arc::new(Loaded(bound));
+        let executable = match Loaded::new(bound, plugin, choice.device) {
+            Ok(loaded) => Arc::new(loaded),
+            Err(e) => return refuse("bind", &e.code, e.message, crashed(e.kind)),
+        };
         let inputs = match self.inputs(site, span) {
             Ok(i) => i,
             Err(e) => return refuse("bind", &e.code(), e.to_string(), false),
@@ -517,6 +522,7 @@ impl Bench<'_> {
         let Trial {
             inputs, row_axes, ..
         } = trial;
+        let device = executable.station().map(|s| s.note().clone());
         Ok(Made {
             inputs,
             row_axes,
@@ -552,6 +558,7 @@ impl Bench<'_> {
                 median_rows: median(rows),
                 note: site.notes.clone(),
                 wire: None,
+                device,
             },
             packed_bytes: facts.packed_bytes,
             scratch_bytes: facts.scratch_bytes,
@@ -709,7 +716,7 @@ pub(crate) fn bind_form(
     capacity: u64,
     blocks: &Blocks,
     device: u32,
-) -> Result<Result<Staged, PluginError>, Error> {
+) -> Result<Result<BoundForm, PluginError>, Error> {
     let guards: Vec<_> = weights
         .iter()
         .map(|w| (w, w.tensor.storage_and_layout()))
@@ -740,7 +747,7 @@ pub(crate) fn bind_form(
         };
         stats.push((name.as_str(), HostTensor::new(values, dims)?));
     }
-    Ok(plugin.bind_staged(&BindSpec {
+    Ok(plugin.bind(&BindSpec {
         form,
         device,
         span,
@@ -764,7 +771,32 @@ fn packed_slots(blocks: &Blocks) -> BTreeMap<String, PackedSlot> {
 }
 
 /// A loaded form as a seat sees it.
-pub(crate) struct Loaded(pub(crate) Staged);
+pub(crate) struct Loaded {
+    form: BoundForm,
+    /// The device it was bound on, when that is not the CPU.
+    station: Option<Arc<Station>>,
+}
+
+impl Loaded {
+    /// A form that was bound on a device, 0 being the CPU.
+    pub(crate) fn new(form: BoundForm, plugin: &Plugin, device: u32) -> Result<Self, PluginError> {
+        let station = match device {
+            0 => None,
+            index => Some(Station::open(plugin, index)?),
+        };
+        Ok(Loaded { form, station })
+    }
+
+    /// What was bound.
+    pub(crate) fn form(&self) -> &BoundForm {
+        &self.form
+    }
+
+    /// The device, when it is not the CPU.
+    fn station(&self) -> Option<&Arc<Station>> {
+        self.station.as_ref()
+    }
+}
 
 impl Executable for Loaded {
     fn call(
@@ -772,6 +804,9 @@ impl Executable for Loaded {
         inputs: &[Option<(&[f32], &[usize])>],
         outputs: &mut [(Vec<f32>, Vec<usize>)],
     ) -> Result<(), CallFailure> {
+        if let Some(station) = &self.station {
+            return station.copied(&self.form, inputs, outputs);
+        }
         let shape = |e: structures_loader::LoaderError| CallFailure {
             code: "argument".into(),
             message: e.to_string(),
@@ -793,11 +828,11 @@ impl Executable for Loaded {
             })
             .collect::<Result<_, _>>()
             .map_err(shape)?;
-        self.0
+        self.form
             .call(&inputs, &mut outputs, &mut [])
             .map_err(|e: PluginError| CallFailure {
                 code: e.code.clone(),
-                declined: !self.0.poisoned(),
+                declined: !self.form.poisoned(),
                 message: e.to_string(),
             })
     }
@@ -815,6 +850,9 @@ impl Executable for Arc<Loaded> {
 
 impl WiredForm for Loaded {
     fn call(&self, inputs: &[Port<'_>], outputs: &mut [PortMut<'_>]) -> Result<(), CallFailure> {
+        if let Some(station) = &self.station {
+            return station.copied_ports(&self.form, inputs, outputs);
+        }
         let shape = |e: structures_loader::LoaderError| CallFailure {
             code: "argument".into(),
             message: e.to_string(),
@@ -841,11 +879,11 @@ impl WiredForm for Loaded {
             })
             .collect::<Result<_, _>>()
             .map_err(shape)?;
-        self.0
+        self.form
             .call(&inputs, &mut outputs, &mut [])
             .map_err(|e: PluginError| CallFailure {
                 code: e.code.clone(),
-                declined: !self.0.poisoned(),
+                declined: !self.form.poisoned(),
                 message: e.to_string(),
             })
     }

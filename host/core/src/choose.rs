@@ -1,6 +1,6 @@
 //! Which forms may serve a site, in the order they are tried.
 //!
-//! Pin, then recorded decision, then declared priority, then plugin id, then form name; a plugin that calls itself a
+//! Pin, then recorded decision, then declared priority, then plugin id, then form name, then device, the CPU last; a plugin that calls itself a
 //! reference comes after every other that no decision names. Never directory order.
 
 use std::cmp::Reverse;
@@ -20,9 +20,11 @@ pub struct Choice<'p> {
     pub reference: bool,
     /// The declaration.
     pub form: &'p FormDecl,
+    /// Number of the plugin's device it would run on; 0 is the CPU.
+    pub device: u32,
 }
 
-/// `STRUCTURE=PLUGIN[:FORM]`
+/// `STRUCTURE=PLUGIN[:FORM][@DEVICE]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
     /// Structure.
@@ -31,13 +33,18 @@ pub struct Pin {
     pub plugin: String,
     /// Form name; any when absent.
     pub form: Option<String>,
+    /// Number of the plugin's device; any when absent.
+    pub device: Option<u32>,
 }
 
 impl std::fmt::Display for Pin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}={}", self.structure, self.plugin)?;
-        match &self.form {
-            Some(form) => write!(f, ":{form}"),
+        if let Some(form) = &self.form {
+            write!(f, ":{form}")?;
+        }
+        match self.device {
+            Some(device) => write!(f, "@{device}"),
             None => Ok(()),
         }
     }
@@ -46,8 +53,12 @@ impl std::fmt::Display for Pin {
 impl Pin {
     /// Parses the switch.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("pin `{text}`: expected STRUCTURE=PLUGIN or STRUCTURE=PLUGIN:FORM");
+        let wrong = || format!("pin `{text}`: expected STRUCTURE=PLUGIN[:FORM][@DEVICE]");
         let (structure, rest) = text.split_once('=').ok_or_else(wrong)?;
+        let (rest, device) = match rest.split_once('@') {
+            Some((rest, number)) => (rest, Some(number.parse().map_err(|_| wrong())?)),
+            None => (rest, None),
+        };
         let (plugin, form) = match rest.split_once(':') {
             Some((p, f)) => (p, Some(f.to_string())),
             None => (rest, None),
@@ -59,11 +70,14 @@ impl Pin {
             structure: structure.into(),
             plugin: plugin.into(),
             form,
+            device,
         })
     }
 
     fn allows(&self, choice: &Choice<'_>) -> bool {
-        choice.plugin == self.plugin && self.form.as_ref().is_none_or(|f| *f == choice.form.name)
+        choice.plugin == self.plugin
+            && self.form.as_ref().is_none_or(|f| *f == choice.form.name)
+            && self.device.is_none_or(|d| d == choice.device)
     }
 }
 
@@ -121,7 +135,9 @@ pub fn order_decided<'p>(
     };
     list.sort_by(|a, b| {
         let key = |c: &Choice<'_>| (!decided(c), c.reference, Reverse(c.form.priority));
-        (key(a), a.plugin, &a.form.name).cmp(&(key(b), b.plugin, &b.form.name))
+        // A device before the CPU: who has one has it for this.
+        let name = |c: &Choice<'_>| (c.form.name.clone(), c.device == 0, c.device);
+        (key(a), a.plugin, name(a)).cmp(&(key(b), b.plugin, name(b)))
     });
     list
 }
@@ -305,21 +321,25 @@ mod tests {
                 plugin: "yardstick",
                 reference: true,
                 form: &c,
+                device: 0,
             },
             Choice {
                 plugin: "zeta",
                 reference: false,
                 form: &a,
+                device: 0,
             },
             Choice {
                 plugin: "alpha",
                 reference: false,
                 form: &a,
+                device: 0,
             },
             Choice {
                 plugin: "omega",
                 reference: false,
                 form: &b,
+                device: 0,
             },
         ];
         let ids = |pins: &[Pin]| {
@@ -341,6 +361,7 @@ mod tests {
             plugin: "p",
             reference: false,
             form,
+            device: 0,
         };
         let both = [of(&rounding), of(&plain)];
         assert_eq!(order(&both, "s", Wanted::Unquantised, &[]).len(), 1);
@@ -353,6 +374,7 @@ mod tests {
             plugin,
             reference,
             form,
+            device: 0,
         };
         let all = [
             choice("alpha", false, &low),

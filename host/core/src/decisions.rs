@@ -521,6 +521,7 @@ mod tests {
             plugin,
             reference: false,
             form,
+            device: 0,
         };
         let ordered = [choice("a", &f), choice("b", &g)];
         let (_dir, mut store) = store();

@@ -127,6 +127,7 @@ impl Error {
 fn graph_code(e: &GraphError) -> &'static str {
     match e {
         GraphError::Tree { .. } => "malformed",
+        GraphError::PlaceLost { .. } => "device_lost",
         GraphError::Span { reason, .. } if names_a_code(reason) => "strict_fallback",
         _ => "host_failed",
     }

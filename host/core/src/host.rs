@@ -8,7 +8,7 @@ use structures_bindings::Bindings;
 use structures_catalog::Catalog;
 use structures_graph::session::Session;
 use structures_graph::{Graph, ModuleTree};
-use structures_loader::{Registry, ScanOptions};
+use structures_loader::{Plugin, Registry, ScanOptions};
 use structures_models::{Description, Model};
 use structures_plugin_api::describe::ProbeShapes;
 
@@ -73,21 +73,22 @@ impl Host {
         })
     }
 
-    /// Every form of every loaded plugin.
+    /// Every form of every loaded plugin, on every device it could run on.
     pub fn forms(&self) -> Vec<Choice<'_>> {
-        self.registry
-            .loaded()
-            .iter()
-            .flat_map(|p| {
-                let d = p.description();
-                let reference = d.role.as_deref() == Some("reference");
-                d.forms.iter().map(move |form| Choice {
+        let mut list = Vec::new();
+        for plugin in self.registry.loaded() {
+            let d = plugin.description();
+            let reference = d.role.as_deref() == Some("reference");
+            for device in devices_of(plugin) {
+                list.extend(d.forms.iter().map(|form| Choice {
                     plugin: &d.id,
                     reference,
                     form,
-                })
-            })
-            .collect()
+                    device,
+                }));
+            }
+        }
+        list
     }
 
     /// What `auto` chooses from: every format of every plugin, probed at the shapes its declaration admits.
@@ -95,6 +96,7 @@ impl Host {
         let mut list = Vec::new();
         for plugin in self.registry.loaded() {
             let d = plugin.description();
+            let devices = devices_of(plugin);
             let mut formats: Vec<&str> = d.forms.iter().map(|f| f.format.as_str()).collect();
             formats.sort_unstable();
             formats.dedup();
@@ -102,9 +104,9 @@ impl Host {
                 // Any form of the format that runs here will do.
                 let mut probed = false;
                 let mut present = Vec::new();
-                for form in d.forms.iter().filter(|f| f.format == format) {
-                    let probe = |device| plugin.probe(&form.name, device, &admitted_shapes(form));
-                    match plugin.home(&form.structure, &form.name).and_then(probe) {
+                let forms = d.forms.iter().filter(|f| f.format == format);
+                for (form, device) in forms.flat_map(|f| devices.iter().map(move |d| (f, *d))) {
+                    match plugin.probe(&form.name, device, &admitted_shapes(form)) {
                         Ok(report) => {
                             probed |= report.probed;
                             present.extend(report.entries.present);
@@ -326,6 +328,23 @@ impl Loaded {
     pub fn architecture(&self) -> String {
         self.model.description.config.model_type.clone()
     }
+}
+
+/// Numbers of the devices a plugin's forms may run on: the CPU when it was built for it, and those it offers. A plugin
+/// for other devices that offers none is asked for its first one, so that its own reason is told.
+pub fn devices_of(plugin: &Plugin) -> Vec<u32> {
+    let mut list = Vec::new();
+    if plugin.serves_cpu() {
+        list.push(0);
+    }
+    match plugin.devices() {
+        Ok(devices) => list.extend(devices.iter().map(|d| d.index)),
+        Err(e) => tracing::debug!(plugin = %plugin.id(), "devices: {e}"),
+    }
+    if list.is_empty() {
+        list.push(1);
+    }
+    list
 }
 
 /// Shapes the declaration of a form admits: the smallest rows, the smallest dims, the first accepted variants.

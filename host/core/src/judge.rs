@@ -1,16 +1,18 @@
 //! The gate of one unit: parity against the host, the ledger, paired latency. In that order; the first that fails
 //! refuses the unit.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use structures_graph::session::{Install, Plan, State};
 use structures_graph::GraphError;
+use structures_loader::Copies;
 
 use crate::error::Error;
 use crate::gates::{paired, BandNote, Floors, GateRefusal, Meter, OutputKind, Schedule};
 use crate::ledger::LedgerSummary;
 use crate::progress::Progress;
-use crate::receipt::{LatencyNote, UnitNote};
+use crate::receipt::{CopyNote, LatencyNote, UnitNote};
 use crate::seat::Seat;
 use crate::workload::{decode_split, Runner, Scores, Workload};
 
@@ -80,7 +82,7 @@ impl Judge<'_> {
         if let Some(refusal) = self.parity(plan, seats, note)? {
             return Ok(Some(refusal));
         }
-        let (latency, slow) = match self.latency(plan) {
+        let (latency, slow) = match self.latency(plan, seats, note) {
             Ok(timed) => timed,
             Err(Error::Graph(GraphError::Span { name, reason })) => {
                 return Ok(Some(raised(seats, &name, &reason)));
@@ -182,9 +184,30 @@ impl Judge<'_> {
     }
 
     /// Paired, alternating: both arms do the same step from the same state.
-    fn latency(&self, plan: &Plan) -> Result<(LatencyNote, Option<GateRefusal>), Error> {
+    fn latency(
+        &self,
+        plan: &Plan,
+        seats: &[Arc<Seat>],
+        unit: &mut UnitNote,
+    ) -> Result<(LatencyNote, Option<GateRefusal>), Error> {
         let step = Step::new(self)?;
         let mut states = (step.state()?, step.state()?);
+        let before = copies(seats);
+        step.run(plan, &mut states.1)?;
+        unit.copies = copies(seats)
+            .into_iter()
+            .map(|(device, now)| {
+                let then = before.get(&device).copied().unwrap_or_default();
+                let made = now.since(&then);
+                CopyNote {
+                    device,
+                    copies_in: made.copies_in,
+                    copies_out: made.copies_out,
+                    bytes_in: made.bytes_in,
+                    bytes_out: made.bytes_out,
+                }
+            })
+            .collect();
         let timing = paired(
             self.schedule,
             || step.run(&self.host, &mut states.0),
@@ -252,6 +275,13 @@ impl<'j> Step<'j> {
         self.judge.progress.tick();
         Ok(())
     }
+}
+
+/// Copies made so far, by device.
+fn copies(seats: &[Arc<Seat>]) -> BTreeMap<String, Copies> {
+    let each = seats.iter().filter_map(|s| s.copies());
+    each.map(|(place, made)| (place.name().to_string(), made))
+        .collect()
 }
 
 /// What the seats did so far.

@@ -34,6 +34,7 @@ pub mod samples;
 pub mod schemes;
 pub mod seat;
 pub mod sites;
+pub mod station;
 pub mod stats;
 pub mod trial;
 pub mod verify;

@@ -532,8 +532,9 @@ impl Seeded {
             &crate::adopt::Blocks::new(),
             device,
         )?;
+        let bound = bound.and_then(|form| Loaded::new(form, plugin, device));
         let bound = match bound {
-            Ok(b) => Loaded(b),
+            Ok(b) => b,
             Err(e) => return Ok(Err((e.code.clone(), e.to_string()))),
         };
         let trial = Trial {

@@ -200,6 +200,9 @@ pub struct UnitNote {
     pub form: String,
     /// Plugin.
     pub plugin: String,
+    /// Number of the plugin's device; absent on the CPU, and where several differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<u32>,
     /// Number of seats.
     pub seams: usize,
     /// Their paths.
@@ -220,6 +223,24 @@ pub struct UnitNote {
     pub ledger: LedgerSummary,
     /// Paired latency.
     pub latency: Option<LatencyNote>,
+    /// Copies between host and devices in one timed iteration; empty when all of it ran on the CPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<CopyNote>,
+}
+
+/// Copies between the host and one device in one iteration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyNote {
+    /// `PLUGIN:NUMBER`.
+    pub device: String,
+    /// Values copied to it.
+    pub copies_in: u64,
+    /// Values copied from it.
+    pub copies_out: u64,
+    /// Bytes copied to it.
+    pub bytes_in: u64,
+    /// Bytes copied from it.
+    pub bytes_out: u64,
 }
 
 /// Paired latency of one unit.
@@ -293,6 +314,20 @@ pub struct SeatNote {
     /// The wire it is on, with its partner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wire: Option<SeatWire>,
+    /// The device it runs on; absent on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<SeatDevice>,
+}
+
+/// The device of a seat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeatDevice {
+    /// Its number in the plugin, from 1.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its architecture.
+    pub arch: String,
 }
 
 /// One seat's end of a wire.

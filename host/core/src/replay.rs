@@ -116,6 +116,7 @@ pub fn replay(
                 ("dims", json(&then.dims), json(&bound.note.dims)),
                 ("format", json(&then.format), json(&bound.note.format)),
                 ("wire", json(&then.wire), json(&bound.note.wire)),
+                ("device", json(&then.device), json(&bound.note.device)),
             ] {
                 if then != now {
                     return Err(again.different(&format!("{what} was {then}, is {now}")));
@@ -172,6 +173,7 @@ impl<'a> Again<'a> {
                 c.plugin == note.plugin
                     && c.form.name == note.form
                     && c.form.structure == note.structure
+                    && c.device == note.device.as_ref().map_or(0, |d| d.index)
             })
             .ok_or_else(|| different("the plugin declares no such form now"))?;
         let rows = [note.median_rows];

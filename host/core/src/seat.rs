@@ -10,10 +10,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::ThreadId;
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+use structures_graph::place::{Away, AwayOutcome, Held, Place};
 use structures_graph::session::{SpanOutcome, SpanRunner};
 use structures_graph::{Dim, GraphError};
+use structures_loader::Copies;
 
 use crate::ledger::{Counts, Ledger};
+use crate::station::DEVICE_LOST;
 
 /// Contract misses in a row after which a seat gives itself up.
 pub const CONSECUTIVE_FALLBACKS: u64 = 32;
@@ -27,6 +30,21 @@ pub trait Executable: Send + Sync {
         inputs: &[Option<(&[f32], &[usize])>],
         outputs: &mut [(Vec<f32>, Vec<usize>)],
     ) -> Result<(), CallFailure>;
+}
+
+/// Outputs of a call at a place, and inputs that had to be brought there, by position; or why there are none.
+pub type AwayCall = Result<(Vec<Held>, Vec<(usize, Arc<dyn Away>)>), CallFailure>;
+
+/// A bound form that runs at a place of its own, as a seat sees it there.
+pub trait Elsewhere: Send + Sync {
+    /// Where.
+    fn place(&self) -> &Place;
+
+    /// Copies between host memory and the place so far, whoever made them.
+    fn copies(&self) -> Copies;
+
+    /// Fills outputs of these dims there; with the inputs that had to be brought there, by position.
+    fn call(&self, inputs: &[Option<Held>], outputs: &[Vec<usize>]) -> AwayCall;
 }
 
 /// Why a form did not serve an admitted call.
@@ -91,7 +109,7 @@ pub struct FormContract {
     /// dtype of inputs and outputs.
     pub dtype: &'static str,
     /// Where inputs and outputs lie.
-    pub device: &'static str,
+    pub device: String,
     /// Last dim of the first input.
     pub width: usize,
     /// Rows.
@@ -115,6 +133,7 @@ pub struct Seat {
     mode: OnGuardFail,
     input_dims: Vec<Option<Vec<Dim>>>,
     output_dims: Vec<Vec<Dim>>,
+    away: Option<Arc<dyn Elsewhere>>,
     thread: OnceLock<ThreadId>,
     warned: Mutex<HashSet<&'static str>>,
 }
@@ -122,6 +141,19 @@ pub struct Seat {
 impl Seat {
     /// A seat for a bound form. Dims are those of the host values, in span order.
     pub fn new(
+        key: String,
+        form: Box<dyn Executable>,
+        admission: Admission,
+        mode: OnGuardFail,
+        input_dims: Vec<Option<Vec<Dim>>>,
+        output_dims: Vec<Vec<Dim>>,
+    ) -> Arc<Self> {
+        Self::at(None, key, form, admission, mode, input_dims, output_dims)
+    }
+
+    /// The same for a form that runs at a place of its own, where there is one.
+    pub fn at(
+        away: Option<Arc<dyn Elsewhere>>,
         key: String,
         form: Box<dyn Executable>,
         admission: Admission,
@@ -137,9 +169,15 @@ impl Seat {
             mode,
             input_dims,
             output_dims,
+            away,
             thread: OnceLock::new(),
             warned: Mutex::default(),
         })
+    }
+
+    /// Its place, when that is not host memory, and the copies made between the two so far.
+    pub(crate) fn copies(&self) -> Option<(&Place, Copies)> {
+        self.away.as_ref().map(|away| (away.place(), away.copies()))
     }
 
     /// What the seat did, and under which contract.
@@ -149,7 +187,11 @@ impl Seat {
             counts: self.ledger.counts(),
             form: FormContract {
                 dtype: "f32",
-                device: "cpu",
+                device: self
+                    .away
+                    .as_ref()
+                    .map_or("cpu", |a| a.place().name())
+                    .into(),
                 width: self.admission.width,
                 rows: self.admission.rows,
                 band: self.admission.band,
@@ -162,24 +204,49 @@ impl Seat {
     /// Number of rows of a call, or the code and reason why the form must not see it. The order is part of the
     /// contract: dtype, width, device, exact rows, capacity, thread.
     pub(crate) fn admit(&self, inputs: &[Option<Tensor>]) -> Result<usize, (&'static str, String)> {
-        let Some(first) = inputs.iter().flatten().next() else {
-            let reason = "the span was called without any input".to_string();
-            return Err(("rt_width", reason));
-        };
-        let foreign = |t: &&Tensor| t.dtype() != DType::F32;
-        if let Some(t) = inputs.iter().flatten().find(foreign) {
-            return Err(("rt_dtype", format!("expected f32, found {:?}", t.dtype())));
-        }
-        let width = first.dims().last().copied().unwrap_or(0);
-        if width != self.admission.width {
-            let reason = format!("expected {}, found {width}", self.admission.width);
-            return Err(("rt_width", reason));
-        }
+        let first = inputs.iter().flatten().next().map(Tensor::dims);
+        let width = self.admit_values(first, inputs.iter().flatten())?;
         if let Some(t) = inputs.iter().flatten().find(|t| !t.device().is_cpu()) {
             let reason = format!("expected host memory, found {:?}", t.device().location());
             return Err(("rt_device", reason));
         }
-        let rows = first.elem_count() / width.max(1);
+        self.admit_rows(first, width)
+    }
+
+    /// The same for a call at the seat's place: whatever lies in host memory is brought there.
+    fn admit_held(&self, inputs: &[Option<Held>]) -> Result<usize, (&'static str, String)> {
+        let first = inputs.iter().flatten().next().map(Held::dims);
+        let width = self.admit_values(first, inputs.iter().flatten().filter_map(Held::host))?;
+        self.admit_rows(first, width)
+    }
+
+    fn admit_values<'t>(
+        &self,
+        first: Option<&[usize]>,
+        mut values: impl Iterator<Item = &'t Tensor>,
+    ) -> Result<usize, (&'static str, String)> {
+        let Some(first) = first else {
+            let reason = "the span was called without any input".to_string();
+            return Err(("rt_width", reason));
+        };
+        if let Some(t) = values.find(|t| t.dtype() != DType::F32) {
+            return Err(("rt_dtype", format!("expected f32, found {:?}", t.dtype())));
+        }
+        let width = first.last().copied().unwrap_or(0);
+        if width != self.admission.width {
+            let reason = format!("expected {}, found {width}", self.admission.width);
+            return Err(("rt_width", reason));
+        }
+        Ok(width)
+    }
+
+    fn admit_rows(
+        &self,
+        first: Option<&[usize]>,
+        width: usize,
+    ) -> Result<usize, (&'static str, String)> {
+        let elements: usize = first.map_or(0, |dims| dims.iter().product());
+        let rows = elements / width.max(1);
         if let Some((lo, hi)) = self.admission.band {
             if rows < lo || rows > hi {
                 return Ok(rows);
@@ -280,6 +347,35 @@ impl Seat {
         sizes(&self.key, &symbols, &self.output_dims)
     }
 
+    fn serve_at(
+        &self,
+        away: &dyn Elsewhere,
+        inputs: &[Option<Held>],
+    ) -> Result<AwayOutcome, GraphError> {
+        let mut symbols = HashMap::new();
+        for (dims, held) in self.input_dims.iter().zip(inputs) {
+            if let (Some(dims), Some(held)) = (dims, held) {
+                learn_dims(&mut symbols, dims, held.dims());
+            }
+        }
+        let dims = sizes(&self.key, &symbols, &self.output_dims)?;
+        match away.call(inputs, &dims) {
+            Ok((outputs, brought)) => {
+                self.ledger.served();
+                Ok(AwayOutcome::Done { outputs, brought })
+            }
+            // What other seats left there is gone as well: the run begins anew, and asks every seat of the place.
+            Err(lost) if lost.code == DEVICE_LOST => Err(GraphError::PlaceLost {
+                place: away.place().name().into(),
+                reason: lost.message,
+            }),
+            Err(failure) => {
+                self.fail(failure)?;
+                Ok(AwayOutcome::Host)
+            }
+        }
+    }
+
     fn serve(&self, inputs: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
         let kernel = |source: candle_core::Error| GraphError::Kernel {
             op: "seat".into(),
@@ -315,11 +411,15 @@ pub(crate) fn learn<'d>(
 ) {
     for (dims, tensor) in dims.iter().zip(inputs) {
         if let (Some(dims), Some(tensor)) = (dims, tensor) {
-            for (d, size) in dims.iter().zip(tensor.dims()) {
-                if let Dim::Symbol(s) = d {
-                    symbols.insert(s, *size);
-                }
-            }
+            learn_dims(symbols, dims, tensor.dims());
+        }
+    }
+}
+
+fn learn_dims<'d>(symbols: &mut HashMap<&'d str, usize>, dims: &'d [Dim], sizes: &[usize]) {
+    for (d, size) in dims.iter().zip(sizes) {
+        if let Dim::Symbol(s) = d {
+            symbols.insert(s, *size);
         }
     }
 }
@@ -398,6 +498,39 @@ impl SpanRunner for Seat {
             Ok(_) => self.serve(inputs),
             Err((code, reason)) => self.miss(code, &reason),
         }
+    }
+
+    fn place(&self) -> Option<&Place> {
+        self.away.as_ref().map(|away| away.place())
+    }
+
+    fn run_at(&self, inputs: &[Option<Held>]) -> Result<AwayOutcome, GraphError> {
+        let Some(away) = self.away.as_ref().filter(|_| !self.ledger.is_detached()) else {
+            return Ok(AwayOutcome::Host);
+        };
+        match self.admit_held(inputs) {
+            Ok(rows) if self.out_of_band(rows) => {
+                self.ledger.dispatched();
+                Ok(AwayOutcome::Host)
+            }
+            Ok(_) => self.serve_at(&**away, inputs),
+            Err((code, reason)) => {
+                self.miss(code, &reason)?;
+                Ok(AwayOutcome::Host)
+            }
+        }
+    }
+
+    fn place_lost(&self, reason: &str) -> Result<(), GraphError> {
+        if self.ledger.is_detached() {
+            return Ok(());
+        }
+        let lost = CallFailure {
+            code: DEVICE_LOST.into(),
+            message: reason.into(),
+            declined: false,
+        };
+        self.fail(lost).map(|_| ())
     }
 }
 

@@ -61,6 +61,50 @@ pub enum GraphError {
         /// Why.
         reason: String,
     },
+    /// The memory of a place is gone, and with it what lay there.
+    #[error("`{place}` is lost: {reason}")]
+    PlaceLost {
+        /// Which.
+        place: String,
+        /// Why.
+        reason: String,
+    },
+    /// A step cannot be captured in this form; the session runs it.
+    #[error("`{at}` cannot be captured: {reason}")]
+    Capture {
+        /// Value, operation or window.
+        at: String,
+        /// Stable code.
+        code: &'static str,
+        /// Why, expected and found.
+        reason: String,
+    },
+    /// A guard fired in a captured step, which has no way round it: the step was not made.
+    #[error("a guard fired in the captured step: `{name}`: {reason}")]
+    Guard {
+        /// The span.
+        name: String,
+        /// Code and reason.
+        reason: String,
+    },
+    /// A window of a captured step was asked for and there is none of this name.
+    #[error("no window `{name}`; there are: {known}")]
+    NoWindow {
+        /// Name.
+        name: String,
+        /// Names there are.
+        known: String,
+    },
+    /// What is written to a window has another form than the captured one.
+    #[error("window `{name}`: expected {expected}, given {given}")]
+    WindowForm {
+        /// Window.
+        name: String,
+        /// Shape, type and device.
+        expected: String,
+        /// The same of what was given.
+        given: String,
+    },
     /// A file of a module tree cannot be read.
     #[error("{path}: {reason}")]
     Tree {

@@ -8,7 +8,9 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 #![forbid(unsafe_code)]
 
+pub mod captured;
 pub mod check;
+mod crew;
 mod dump;
 pub mod error;
 pub mod graph;
@@ -16,12 +18,15 @@ mod infer;
 pub mod kernels;
 mod kinds;
 pub mod ops;
+pub mod place;
 mod plan;
 pub mod session;
 mod state;
 pub mod tree;
 
+pub use captured::{Capture, Greedy, StaticPlan};
 pub use check::check;
+pub use crew::{Alone, Crew};
 pub use error::GraphError;
 pub use graph::{
     Dim, Graph, GraphBuilder, Layout, Op, OpId, Origin, ParamRef, RegionKind, StateRegion, Value,
@@ -30,5 +35,8 @@ pub use graph::{
 pub use kernels::{eval, eval_rounded, ActKind};
 pub use kinds::word as activation_word;
 pub use ops::{AttrValue, Attrs, OpKind};
-pub use session::{Install, Observer, ParamSource, Plan, Session, SpanOutcome, SpanRunner, State};
+pub use place::{Away, AwayOutcome, Held, Place};
+pub use session::{
+    Frozen, Install, Observer, ParamSource, Plan, Session, SpanOutcome, SpanRunner, State,
+};
 pub use tree::{Module, ModuleKind, ModuleTree};

@@ -18,8 +18,9 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 
 use crate::graph::{Dim, Graph, Layout, OpId, Origin, ParamRef, ValueId};
-use crate::kernels::{Kernel, ReshapeDim};
+use crate::kernels::{reshaped, Kernel, ReshapeDim};
 use crate::ops::{AttrValue, OpKind};
+use crate::place::{AwayOutcome, Held, Place};
 use crate::plan::What;
 use crate::GraphError;
 
@@ -51,10 +52,71 @@ pub enum SpanOutcome {
     Host,
 }
 
+/// Dense f32 elements with their dims.
+pub type View<'a> = (&'a [f32], &'a [usize]);
+/// The same, to be filled.
+pub type ViewMut<'a> = (&'a mut [f32], &'a [usize]);
+
+/// What is settled about a span when a step is captured: its shapes will not change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frozen {
+    /// The runner serves every replay, in the plan's memory.
+    Served,
+    /// The host's operations run here: the runner's declaration leaves these shapes to it, or it gave itself up.
+    Host,
+    /// The runner is asked at every replay and takes tensors.
+    Tensors,
+}
+
 /// Executes a span in place of the host's operations.
 pub trait SpanRunner: Send + Sync {
     /// One call. `inputs` in the order of [`Install::inputs`].
     fn run(&self, inputs: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError>;
+
+    /// Where it runs, when that is not host memory: it is then asked with [`SpanRunner::run_at`].
+    fn place(&self) -> Option<&Place> {
+        None
+    }
+
+    /// One call at its place. Every input lies there or in host memory; what does not lie there yet it brings there.
+    ///
+    /// # Errors
+    /// [`GraphError::PlaceLost`] when the place is gone.
+    fn run_at(&self, inputs: &[Option<Held>]) -> Result<AwayOutcome, GraphError> {
+        let _ = inputs;
+        Ok(AwayOutcome::Host)
+    }
+
+    /// The place is gone, and the run begins anew: it declines every call from now on.
+    ///
+    /// # Errors
+    /// When the caller chose to stop rather than to go on with the host.
+    fn place_lost(&self, reason: &str) -> Result<(), GraphError> {
+        let _ = reason;
+        Ok(())
+    }
+
+    /// Whether calls of these sizes are served, asked once when a step is captured. What grows with the state comes at
+    /// its largest. An error is a contract that these sizes miss.
+    fn freeze(&self, _inputs: &[Option<&[usize]>]) -> Result<Frozen, GraphError> {
+        Ok(Frozen::Tensors)
+    }
+
+    /// One call of a captured step whose runner answered [`Frozen::Served`]: fills the outputs and allocates nothing.
+    /// An error ends the step. It is counted here, a served call is not.
+    fn replay(
+        &self,
+        _inputs: &[Option<View<'_>>],
+        _outputs: &mut [ViewMut<'_>],
+    ) -> Result<(), GraphError> {
+        Err(GraphError::Span {
+            name: "span".into(),
+            reason: "its runner only takes tensors".into(),
+        })
+    }
+
+    /// A captured step was replayed to its end, with what was settled for this span: counts it.
+    fn replayed(&self, _planned: Frozen) {}
 }
 
 /// A span to be handed to a runner.
@@ -85,7 +147,7 @@ impl std::fmt::Debug for Install {
 
 /// How the session runs one operation.
 #[derive(Debug)]
-enum Exec {
+pub(crate) enum Exec {
     Kernel(Kernel),
     /// Appends to a region, by index.
     Append(usize),
@@ -104,7 +166,7 @@ pub struct Session {
 }
 
 /// Values alive during a run, by value id.
-type Env = Vec<Option<Tensor>>;
+type Env = Vec<Option<Held>>;
 
 impl Session {
     /// Reads every parameter the graph uses. The graph must have passed `check`. A parameter whose shape contradicts the graph is a
@@ -152,6 +214,10 @@ impl Session {
         &self.graph
     }
 
+    pub(crate) fn exec(&self, op: OpId) -> &Exec {
+        &self.exec[op.0]
+    }
+
     /// A parameter of the graph, f32, as stored.
     pub fn param(&self, param: &ParamRef) -> Option<&Tensor> {
         self.by_ref.get(param).and_then(|v| self.value_tensor(*v))
@@ -179,8 +245,36 @@ impl Session {
     }
 
     /// One run: graph outputs in order. `inputs` in the order of [`Graph::inputs`]. The state advances only when the
-    /// run succeeds.
+    /// run succeeds. When a place is lost on the way the run begins anew without the runners that sat there, unless one
+    /// of them says otherwise or somebody observes, who would see values twice.
     pub fn run(
+        &self,
+        plan: &Plan,
+        inputs: &[Tensor],
+        state: &mut State,
+        observer: Option<&mut dyn Observer>,
+    ) -> Result<Vec<Tensor>, GraphError> {
+        if observer.is_some() {
+            return self.run_once(plan, inputs, state, observer);
+        }
+        let mut gone: Vec<String> = Vec::new();
+        loop {
+            match self.run_once(plan, inputs, state, None) {
+                Err(GraphError::PlaceLost { place, reason }) if !gone.contains(&place) => {
+                    for install in &plan.installs {
+                        let there = install.runner.place();
+                        if there.is_some_and(|p| p.name() == place) {
+                            install.runner.place_lost(&reason)?;
+                        }
+                    }
+                    gone.push(place);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn run_once(
         &self,
         plan: &Plan,
         inputs: &[Tensor],
@@ -197,13 +291,13 @@ impl Session {
         let symbols = self.bind_inputs(inputs, state)?;
         let mut env: Env = vec![None; self.graph.values.len()];
         for (v, t) in self.graph.inputs.iter().zip(inputs) {
-            self.put(&mut env, *v, t.clone(), &mut observer)?;
+            self.put(&mut env, *v, Held::Host(t.clone()), &mut observer)?;
         }
         for (i, value) in self.graph.values.iter().enumerate() {
             if let Some(region) = self.graph.fixed_region(ValueId(i)) {
                 let content = state.content(region);
                 let content = content.map_err(|f| f.at(OpKind::StateWrite, &value.name))?;
-                self.put(&mut env, ValueId(i), content, &mut observer)?;
+                self.put(&mut env, ValueId(i), Held::Host(content), &mut observer)?;
             }
         }
         state.begin();
@@ -212,10 +306,10 @@ impl Session {
                 What::Op(op) => self.run_op(*op, &mut env, state, &mut observer)?,
                 What::Span { install, ops } => {
                     let install = &plan.installs[*install];
-                    match self.run_span(install, &env, &symbols)? {
+                    match self.run_span(install, &mut env, &symbols)? {
                         Some(outputs) => {
-                            for (v, t) in install.outputs.iter().zip(outputs) {
-                                self.put(&mut env, *v, t, &mut observer)?;
+                            for (v, held) in install.outputs.iter().zip(outputs) {
+                                self.put(&mut env, *v, held, &mut observer)?;
                             }
                         }
                         None => {
@@ -230,17 +324,16 @@ impl Session {
                 env[v.0] = None;
             }
         }
-        let outputs = self
-            .graph
-            .outputs
-            .iter()
-            .map(
-                |(name, v)| match env[v.0].as_ref().or(self.params[v.0].as_ref()) {
-                    Some(t) => Ok(t.clone()),
-                    None => Err(self.malformed(name, "is an output that no operation made")),
-                },
-            )
-            .collect::<Result<Vec<_>, _>>()?;
+        let mut outputs = Vec::with_capacity(self.graph.outputs.len());
+        for (name, v) in &self.graph.outputs {
+            outputs.push(match (&mut env[v.0], &self.params[v.0]) {
+                (Some(held), _) => held.bring_home()?.clone(),
+                (None, Some(t)) => t.clone(),
+                (None, None) => {
+                    return Err(self.malformed(name, "is an output that no operation made"))
+                }
+            });
+        }
         state.commit(symbols.get("T").copied())?;
         Ok(outputs)
     }
@@ -257,6 +350,18 @@ impl Session {
             Some(v) => self.graph.value(*v).name.as_str(),
             None => op.module.as_str(),
         };
+        if let (Exec::Kernel(Kernel::Reshape(dims)), [Some(v), ..], [out]) = (
+            &self.exec[id.0],
+            op.inputs.as_slice(),
+            op.outputs.as_slice(),
+        ) {
+            // Wherever it lies, it stays there.
+            if let Some(Held::Away(away)) = &env[v.0] {
+                let dims = reshaped(away.dims(), dims).map_err(|f| f.at(op.kind, at()))?;
+                let view = Held::Away(away.view(dims));
+                return self.put(env, *out, view, observer);
+            }
+        }
         let results = match &self.exec[id.0] {
             Exec::Kernel(k) => {
                 let inputs = self.gather(&op.inputs, env)?;
@@ -283,7 +388,7 @@ impl Session {
             return Err(self.malformed(at(), &what));
         }
         for (v, t) in op.outputs.iter().zip(results) {
-            self.put(env, *v, t, observer)?;
+            self.put(env, *v, Held::Host(t), observer)?;
         }
         Ok(())
     }
@@ -292,12 +397,30 @@ impl Session {
     fn run_span(
         &self,
         install: &Install,
-        env: &Env,
+        env: &mut Env,
         symbols: &HashMap<&str, usize>,
-    ) -> Result<Option<Vec<Tensor>>, GraphError> {
-        let inputs = self.gather(&install.inputs, env)?;
-        let SpanOutcome::Done(outputs) = install.runner.run(&inputs)? else {
-            return Ok(None);
+    ) -> Result<Option<Vec<Held>>, GraphError> {
+        let outputs: Vec<Held> = match install.runner.place() {
+            None => {
+                let inputs = self.gather(&install.inputs, env)?;
+                match install.runner.run(&inputs)? {
+                    SpanOutcome::Done(outputs) => outputs.into_iter().map(Held::Host).collect(),
+                    SpanOutcome::Host => return Ok(None),
+                }
+            }
+            Some(place) => {
+                let inputs = self.held(&install.inputs, env, place)?;
+                let AwayOutcome::Done { outputs, brought } = install.runner.run_at(&inputs)? else {
+                    return Ok(None);
+                };
+                for (i, away) in brought {
+                    let value = install.inputs.get(i).copied().flatten();
+                    if let Some(held) = value.and_then(|v| env[v.0].as_mut()) {
+                        held.also(away);
+                    }
+                }
+                outputs
+            }
         };
         let wrong = |reason: String| GraphError::Span {
             name: install.name.clone(),
@@ -310,64 +433,89 @@ impl Session {
                 install.outputs.len()
             )));
         }
-        for (v, t) in install.outputs.iter().zip(&outputs) {
+        for (v, held) in install.outputs.iter().zip(&outputs) {
             let value = self.graph.value(*v);
-            let fits = t.dtype() == DType::F32
-                && t.rank() == value.dims.len()
-                && value.dims.iter().zip(t.dims()).all(|(d, n)| match d {
+            let dtype = held.host().map_or(DType::F32, Tensor::dtype);
+            let found = held.dims();
+            let fits = dtype == DType::F32
+                && found.len() == value.dims.len()
+                && value.dims.iter().zip(found).all(|(d, n)| match d {
                     Dim::Size(s) => s == n,
                     Dim::Symbol(s) => symbols.get(s.as_str()).is_none_or(|s| s == n),
                 });
             if !fits {
                 return Err(wrong(format!(
-                    "output `{}` must be f32 [{}], its runner made {:?} {:?}",
+                    "output `{}` must be f32 [{}], its runner made {dtype:?} {found:?}",
                     value.name,
                     listed(&value.dims),
-                    t.dtype(),
-                    t.dims()
                 )));
             }
         }
         Ok(Some(outputs))
     }
 
+    /// Values at this place or in host memory.
+    fn held(
+        &self,
+        from: &[Option<ValueId>],
+        env: &mut Env,
+        place: &Place,
+    ) -> Result<Vec<Option<Held>>, GraphError> {
+        let mut held = |v: &ValueId| match (&mut env[v.0], &self.params[v.0]) {
+            (Some(held), _) => {
+                if held.at(place).is_none() {
+                    held.bring_home()?;
+                }
+                Ok(held.clone())
+            }
+            (None, Some(t)) => Ok(Held::Host(t.clone())),
+            (None, None) => Err(self.unmade(*v)),
+        };
+        let each = from.iter().map(|v| v.as_ref().map(&mut held).transpose());
+        each.collect()
+    }
+
+    /// Values in host memory, brought there where they were not.
     fn gather(
         &self,
         from: &[Option<ValueId>],
-        env: &Env,
+        env: &mut Env,
     ) -> Result<Vec<Option<Tensor>>, GraphError> {
         from.iter()
             .map(|v| match v {
                 None => Ok(None),
-                Some(v) => match env[v.0].as_ref().or(self.params[v.0].as_ref()) {
-                    Some(t) => Ok(Some(t.clone())),
-                    None => {
-                        let name = &self.graph.value(*v).name;
-                        Err(self.malformed(name, "is read before it is made; run `check`"))
-                    }
+                Some(v) => match (&mut env[v.0], &self.params[v.0]) {
+                    (Some(held), _) => Ok(Some(held.bring_home()?.clone())),
+                    (None, Some(t)) => Ok(Some(t.clone())),
+                    (None, None) => Err(self.unmade(*v)),
                 },
             })
             .collect()
+    }
+
+    fn unmade(&self, v: ValueId) -> GraphError {
+        let name = &self.graph.value(v).name;
+        self.malformed(name, "is read before it is made; run `check`")
     }
 
     fn put(
         &self,
         env: &mut Env,
         v: ValueId,
-        t: Tensor,
+        mut held: Held,
         observer: &mut Option<&mut dyn Observer>,
     ) -> Result<(), GraphError> {
         if let Some(o) = observer {
             if o.wants(v) {
-                o.see(v, &t)?;
+                o.see(v, held.bring_home()?)?;
             }
         }
-        env[v.0] = Some(t);
+        env[v.0] = Some(held);
         Ok(())
     }
 
     /// Checks the inputs against the declared dims; gives what the symbols are.
-    fn bind_inputs(
+    pub(crate) fn bind_inputs(
         &self,
         inputs: &[Tensor],
         state: &State,
@@ -508,14 +656,15 @@ fn resolve_symbols(dims: &mut [ReshapeDim], words: &[AttrValue], operand: &[Dim]
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::graph::{GraphBuilder, StateRegion};
+    use crate::place::Away;
     use candle_core::Device;
     use std::sync::Mutex;
 
     /// Random parameters by name, made on demand.
-    struct Random;
+    pub(crate) struct Random;
     impl ParamSource for Random {
         fn tensor(&self, param: &ParamRef) -> Result<Tensor, GraphError> {
             let dims: &[usize] = match param.path.as_str() {
@@ -529,7 +678,7 @@ mod tests {
         }
     }
 
-    fn random(dims: &[usize], seed: u32) -> Tensor {
+    pub(crate) fn random(dims: &[usize], seed: u32) -> Tensor {
         let mut s = seed;
         let data: Vec<f32> = (0..dims.iter().product())
             .map(|_| {
@@ -541,7 +690,7 @@ mod tests {
     }
 
     /// embed -> norm -> q (2 heads of 4), k and v (1 head) from one parameter -> rope -> KV -> attention -> o -> add.
-    fn decoder() -> Arc<Graph> {
+    pub(crate) fn decoder() -> Arc<Graph> {
         let mut b = GraphBuilder::new("decode");
         let (bt, s) = (["B", "T"], |n: &str| Dim::Symbol(n.into()));
         let dims = |tail: &[usize]| -> Vec<Dim> {
@@ -669,7 +818,7 @@ mod tests {
         Arc::new(b.finish())
     }
 
-    fn inputs(from: i64, n: i64) -> [Tensor; 2] {
+    pub(crate) fn inputs(from: i64, n: i64) -> [Tensor; 2] {
         let ids: Vec<i64> = (from..from + n).map(|i| (i * 7 + 3) % 11).collect();
         let pos: Vec<i64> = (from..from + n).collect();
         let n = n as usize;
@@ -820,6 +969,168 @@ mod tests {
             assert!(matches!(e, GraphError::Span { .. }), "{e}");
             assert_eq!(state.len(), 0, "a failed run does not advance the state");
         }
+    }
+
+    /// Doubles of a place: a value there is a host tensor nobody may read.
+    #[derive(Debug)]
+    struct There {
+        place: Place,
+        value: Tensor,
+        log: Arc<Mutex<Vec<String>>>,
+        lost: bool,
+    }
+
+    impl Away for There {
+        fn place(&self) -> &Place {
+            &self.place
+        }
+        fn dims(&self) -> &[usize] {
+            self.value.dims()
+        }
+        fn view(&self, dims: Vec<usize>) -> Arc<dyn Away> {
+            Arc::new(There {
+                place: self.place.clone(),
+                value: self.value.reshape(dims).unwrap(),
+                log: self.log.clone(),
+                lost: self.lost,
+            })
+        }
+        fn fetch(&self) -> Result<Tensor, GraphError> {
+            self.log.lock().unwrap().push("out".into());
+            match self.lost {
+                true => Err(GraphError::PlaceLost {
+                    place: self.place.name().into(),
+                    reason: "unplugged".into(),
+                }),
+                false => Ok(self.value.clone()),
+            }
+        }
+        fn as_any(&self) -> &dyn std::any::Any {
+            self
+        }
+    }
+
+    /// Runs its operations at a place, with the kernels of the host.
+    struct Far {
+        place: Place,
+        kernel: Kernel,
+        weight: Tensor,
+        log: Arc<Mutex<Vec<String>>>,
+        lost: bool,
+        gone: Mutex<bool>,
+    }
+
+    impl SpanRunner for Far {
+        fn run(&self, _: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
+            panic!("it has a place");
+        }
+        fn place(&self) -> Option<&Place> {
+            Some(&self.place)
+        }
+        fn run_at(&self, inputs: &[Option<Held>]) -> Result<AwayOutcome, GraphError> {
+            if *self.gone.lock().unwrap() {
+                return Ok(AwayOutcome::Host);
+            }
+            let there = |value: Tensor| {
+                Arc::new(There {
+                    place: self.place.clone(),
+                    value,
+                    log: self.log.clone(),
+                    lost: self.lost,
+                })
+            };
+            let held = inputs[0].as_ref().unwrap();
+            let mut brought = Vec::new();
+            let x = match held.at(&self.place) {
+                Some(away) => away.as_any().downcast_ref::<There>().unwrap().value.clone(),
+                None => {
+                    self.log.lock().unwrap().push("in".into());
+                    let x = held.host().unwrap().clone();
+                    brought.push((0, there(x.clone()) as Arc<dyn Away>));
+                    x
+                }
+            };
+            let operands = [Some(x), Some(self.weight.clone())];
+            let y = self.kernel.run(&operands, None).unwrap();
+            let outputs = vec![Held::Away(there(y[0].clone()))];
+            Ok(AwayOutcome::Done { outputs, brought })
+        }
+        fn place_lost(&self, reason: &str) -> Result<(), GraphError> {
+            self.log.lock().unwrap().push(reason.into());
+            *self.gone.lock().unwrap() = true;
+            Ok(())
+        }
+    }
+
+    fn far(
+        s: &Session,
+        made: &str,
+        place: &str,
+        log: &Arc<Mutex<Vec<String>>>,
+        lost: bool,
+    ) -> Install {
+        let g = s.graph();
+        let op = g.producer(g.value_named(made).unwrap()).unwrap().0;
+        let Exec::Kernel(_) = &s.exec[op.0] else {
+            panic!("{made} has no kernel")
+        };
+        let Exec::Kernel(kernel) = prepare(g, op).unwrap() else {
+            panic!("{made} has no kernel")
+        };
+        Install {
+            name: made.into(),
+            ops: vec![op],
+            inputs: g.op(op).inputs[..1].to_vec(),
+            outputs: g.op(op).outputs.clone(),
+            runner: Arc::new(Far {
+                place: Place::new(place),
+                kernel,
+                weight: s.params[g.op(op).inputs[1].unwrap().0].clone().unwrap(),
+                log: log.clone(),
+                lost,
+                gone: Mutex::new(false),
+            }),
+        }
+    }
+
+    #[test]
+    fn what_lies_at_a_place_is_copied_once_for_all_who_are_elsewhere() {
+        let s = session();
+        let host = s.run(&s.host_plan(), &inputs(0, 3), &mut s.new_state(1, 0), None);
+        let log = Arc::new(Mutex::new(Vec::new()));
+        // Host -> norm -> {q, k}; v, and rope behind a reshape of q and k, are the host's.
+        let installs = ["norm.n", "qkv.q", "qkv.k"].map(|n| far(&s, n, "a", &log, false));
+        let plan = s.plan(installs.to_vec()).unwrap();
+        let got = s.run(&plan, &inputs(0, 3), &mut s.new_state(1, 0), None);
+        assert_eq!(flat(&got.unwrap()[0]), flat(&host.as_ref().unwrap()[0]));
+        assert_eq!(*log.lock().unwrap(), ["in", "out", "out", "out"]);
+        // Two places: what the second reads goes through the host, which then has it for `v`.
+        log.lock().unwrap().clear();
+        let installs = [("norm.n", "a"), ("qkv.q", "b")].map(|(n, at)| far(&s, n, at, &log, false));
+        let plan = s.plan(installs.to_vec()).unwrap();
+        let mut state = s.new_state(1, 0);
+        let got = s.run(&plan, &inputs(0, 3), &mut state, None);
+        assert_eq!(flat(&got.unwrap()[0]), flat(&host.unwrap()[0]));
+        assert_eq!(*log.lock().unwrap(), ["in", "out", "in", "out"]);
+    }
+
+    #[test]
+    fn a_lost_place_begins_the_run_anew_and_observers_see_nothing_twice() {
+        let s = session();
+        let host = s.run(&s.host_plan(), &inputs(0, 3), &mut s.new_state(1, 0), None);
+        let host = flat(&host.unwrap()[0]);
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let plan = |lost| s.plan(vec![far(&s, "norm.n", "a", &log, lost)]).unwrap();
+        let mut state = s.new_state(1, 0);
+        let got = s.run(&plan(true), &inputs(0, 3), &mut state, None).unwrap();
+        assert_eq!(flat(&got[0]), host);
+        assert_eq!(state.len(), 3);
+        assert_eq!(*log.lock().unwrap(), ["in", "out", "unplugged"]);
+        let mut seen = Seen(Vec::new(), vec![s.graph().value_named("norm.n").unwrap()]);
+        let mut state = s.new_state(1, 0);
+        let error = s.run(&plan(true), &inputs(0, 3), &mut state, Some(&mut seen));
+        assert!(matches!(error, Err(GraphError::PlaceLost { .. })));
+        assert!(seen.0.is_empty() && state.is_empty());
     }
 
     #[test]

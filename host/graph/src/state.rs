@@ -8,7 +8,7 @@
 //! A fixed region is one tensor, replaced when a run is over. It cannot be cut back like a cache, so what it was after
 //! the last runs is kept (tensors are shared, not copied): one can go back to where a run ended, not between.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor};
 
 use crate::graph::{RegionKind, StateRegion};
 use crate::kernels::{unfit, Outcome};
@@ -35,6 +35,8 @@ struct Region {
     spec: StateRegion,
     /// Allocated at the first append.
     data: Option<Tensor>,
+    /// One element of a reserved cache: through it candle lends the memory without sorting dims in a new list.
+    door: Option<Tensor>,
     /// Positions appended in the run that is going on.
     pending: usize,
     /// What the run that is going on leaves in a fixed region.
@@ -50,6 +52,78 @@ struct Kept {
     content: Vec<Option<Tensor>>,
 }
 
+/// See [`State::mark`].
+#[derive(Debug)]
+pub(crate) struct Mark {
+    len: usize,
+    kept: Vec<Kept>,
+    fixed: Vec<Option<Tensor>>,
+}
+
+/// Rows written behind the valid part of every head.
+struct Rows<'a> {
+    x: &'a [f32],
+    heads: usize,
+    /// Elements of a head before the new ones, of a whole head, and of the new ones.
+    at: usize,
+    room: usize,
+    row: usize,
+}
+
+impl InplaceOp1 for Rows<'_> {
+    fn name(&self) -> &'static str {
+        "append"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let data = cache(storage, layout, self.heads * self.room)?;
+        let heads = data.chunks_exact_mut(self.room.max(1));
+        for (head, x) in heads.zip(self.x.chunks_exact(self.row.max(1))) {
+            head[self.at..self.at + self.row].copy_from_slice(x);
+        }
+        Ok(())
+    }
+}
+
+/// Everything behind the valid part of every head becomes zero.
+struct Rest {
+    heads: usize,
+    from: usize,
+    room: usize,
+}
+
+impl InplaceOp1 for Rest {
+    fn name(&self) -> &'static str {
+        "zero"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let data = cache(storage, layout, self.heads * self.room)?;
+        for head in data.chunks_exact_mut(self.room.max(1)) {
+            head[self.from..].fill(0.0);
+        }
+        Ok(())
+    }
+}
+
+/// A view of the first element.
+fn door(t: &Tensor) -> candle_core::Result<Tensor> {
+    t.flatten_all()?.narrow(0, 0, 1)
+}
+
+/// The cache of `len` elements that begins at a door.
+fn cache<'a>(
+    storage: &'a mut CpuStorage,
+    door: &Layout,
+    len: usize,
+) -> candle_core::Result<&'a mut [f32]> {
+    let from = door.start_offset();
+    match storage {
+        CpuStorage::F32(v) if v.len() >= from + len => Ok(&mut v[from..from + len]),
+        _ => candle_core::bail!("a cache is {len} contiguous f32"),
+    }
+}
+
 impl State {
     pub(crate) fn new(regions: &[StateRegion], batch: usize, capacity: usize) -> Self {
         State {
@@ -62,6 +136,7 @@ impl State {
                 .map(|spec| Region {
                     spec: spec.clone(),
                     data: None,
+                    door: None,
                     pending: 0,
                     next: None,
                 })
@@ -137,9 +212,14 @@ impl State {
                     Some(t) => Some(t.copy().map_err(|e| failed(&r.spec.name, e))?),
                     None => None,
                 };
+                let door = match (&data, &r.door) {
+                    (Some(t), Some(_)) => Some(door(t).map_err(|e| failed(&r.spec.name, e))?),
+                    _ => None,
+                };
                 Ok(Region {
                     spec: r.spec.clone(),
                     data,
+                    door,
                     pending: 0,
                     next: None,
                 })
@@ -151,6 +231,121 @@ impl State {
             regions,
             ..*self
         })
+    }
+
+    /// Positions a growing region may hold without moving.
+    pub fn room(&self) -> usize {
+        self.capacity
+    }
+
+    /// Allocates every cache at once, so that none moves or grows while it holds no more than [`State::room`].
+    pub fn reserve(&mut self) -> Result<(), GraphError> {
+        let (batch, capacity) = (self.batch, self.capacity);
+        for r in &mut self.regions {
+            let RegionKind::Growing { heads, width } = r.spec.kind else {
+                continue;
+            };
+            let dims = (batch, heads, capacity, width);
+            let grown = || -> candle_core::Result<Tensor> {
+                let old = match &r.data {
+                    Some(t) if t.dims()[2] >= capacity => return Ok(t.clone()),
+                    old => old.as_ref().filter(|_| self.len > 0),
+                };
+                let grown = Tensor::zeros(dims, DType::F32, &Device::Cpu)?;
+                if let Some(t) = old {
+                    grown.slice_set(&t.narrow(2, 0, self.len)?.contiguous()?, 2, 0)?;
+                }
+                Ok(grown)
+            };
+            let data = grown().map_err(|e| failed(&r.spec.name, e))?;
+            r.door = Some(door(&data).map_err(|e| failed(&r.spec.name, e))?);
+            r.data = Some(data);
+        }
+        Ok(())
+    }
+
+    /// Whether every cache has memory for exactly `room` positions.
+    pub(crate) fn holds(&self, room: usize) -> bool {
+        let mut growing = self.regions.iter().filter(|r| !r.spec.is_fixed());
+        growing.all(|r| r.door.is_some() && r.data.as_ref().is_some_and(|t| t.dims()[2] == room))
+    }
+
+    /// All of a cache, valid or not.
+    pub(crate) fn whole(&self, region: usize) -> Option<&Tensor> {
+        self.regions.get(region).and_then(|r| r.data.as_ref())
+    }
+
+    /// [`State::append`] of `n` positions `[B,H,n,D]` as they lie, into memory that is there: allocates nothing.
+    pub(crate) fn append_slice(&mut self, region: usize, x: &[f32], n: usize) -> Outcome<()> {
+        let len = self.len;
+        let Some(r) = self.regions.get_mut(region) else {
+            return unfit(format!("the state has no region {region}"));
+        };
+        let (Some(t), Some(door)) = (&r.data, &r.door) else {
+            return unfit(format!("region `{}` is not reserved", r.spec.name));
+        };
+        let &[b, h, room, d] = t.dims() else {
+            return unfit(format!("region `{}` is no cache", r.spec.name));
+        };
+        if r.pending > 0 || len + n > room || x.len() != b * h * n * d {
+            return unfit(format!(
+                "{} elements for {n} of {room} positions behind {len} of region `{}`",
+                x.len(),
+                r.spec.name
+            ));
+        }
+        door.inplace_op1(&Rows {
+            x,
+            heads: b * h,
+            at: len * d,
+            room: room * d,
+            row: n * d,
+        })?;
+        r.pending = n;
+        Ok(())
+    }
+
+    /// What the state is now, to come back to.
+    pub(crate) fn mark(&self) -> Mark {
+        let fixed = |r: &Region| match r.spec.is_fixed() {
+            true => r.data.clone(),
+            false => None,
+        };
+        Mark {
+            len: self.len,
+            kept: self.kept.clone(),
+            fixed: self.regions.iter().map(fixed).collect(),
+        }
+    }
+
+    /// Goes back to a mark. What caches hold beyond it is zeroed, so that nothing can tell it was there.
+    pub(crate) fn restore(&mut self, mark: Mark) -> Result<(), GraphError> {
+        self.begin();
+        self.len = mark.len;
+        self.kept = mark.kept;
+        for (r, fixed) in self.regions.iter_mut().zip(mark.fixed) {
+            if r.spec.is_fixed() {
+                r.data = fixed;
+            }
+        }
+        self.zero_rest()
+    }
+
+    /// Zeroes what caches hold beyond the valid length.
+    pub fn zero_rest(&mut self) -> Result<(), GraphError> {
+        for r in &self.regions {
+            let (Some(t), Some(door)) = (&r.data, &r.door) else {
+                continue;
+            };
+            let rest = Rest {
+                heads: t.dims()[0] * t.dims()[1],
+                from: self.len * t.dims()[3],
+                room: t.dims()[2] * t.dims()[3],
+            };
+            door.inplace_op1(&rest)
+                .map_err(|e| failed(&r.spec.name, e))?;
+        }
+        Ok(())
     }
 
     /// The content of a fixed region when a run begins.
@@ -259,6 +454,7 @@ impl State {
                 if let (Some(t), true) = (old, len > 0) {
                     grown.slice_set(&t.narrow(2, 0, len)?.contiguous()?, 2, 0)?;
                 }
+                r.door = None;
                 grown
             }
         };

@@ -108,6 +108,11 @@ pub struct ModuleTree {
     pub tied: Vec<Vec<String>>,
     /// Modules that are rows of another one's parameters (`qkv_proj` holds three): path -> where.
     pub slices: IndexMap<String, RowsOf>,
+    /// Whether it was made of names and shapes alone: then modules without parameters are not in it, and what is not
+    /// among the attributes and forwards of the others is not known.
+    pub headers_only: bool,
+    /// Facts of a module that nothing said and that were taken for granted: path -> one sentence.
+    pub assumed: IndexMap<String, String>,
     modules: Vec<Module>,
     index: HashMap<String, usize>,
     children: Vec<Vec<usize>>,

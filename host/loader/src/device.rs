@@ -9,9 +9,11 @@
 //!
 //! Not here: which model runs where (core), and whether an architecture is served ([`crate::arch`]).
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use structures_plugin_api::abi::{
     Bytes, DType, DeviceVTable, Error, TensorView, MAX_RANK, STATUS_OK,
@@ -33,6 +35,21 @@ impl Plugin {
     pub fn devices(&self) -> Result<&[DeviceInfo], PluginError> {
         let asked = self.inner.devices.get_or_init(|| self.inner.ask_devices());
         asked.as_deref().map_err(Clone::clone)
+    }
+
+    /// The open device that everybody here shares; opened when nobody holds it.
+    ///
+    /// # Errors
+    /// As [`Plugin::open_device`].
+    pub fn device(&self, index: u32) -> Result<PluginDevice, PluginError> {
+        let shared = self.inner.open_devices.lock();
+        let mut shared = shared.unwrap_or_else(|e| e.into_inner());
+        if let Some(open) = shared.get(&index).and_then(Weak::upgrade) {
+            return Ok(PluginDevice { open });
+        }
+        let device = self.open_device(index)?;
+        shared.insert(index, Arc::downgrade(&device.open));
+        Ok(device)
     }
 
     /// Opens a device.
@@ -57,8 +74,16 @@ impl Plugin {
                 index,
                 table,
                 handle: Mutex::new(Handle(handle)),
+                copies: Counters::default(),
+                idle: Mutex::default(),
             }),
         })
+    }
+
+    /// Whether its code was built for this CPU, or declares nothing.
+    pub fn serves_cpu(&self) -> bool {
+        let d = self.description();
+        arch::admit(&d.id, &d.archs, Some(&arch::Device::host_cpu())).is_ok()
     }
 
     /// Whether a form may run on a device: the plugin offers it, and plugin and form were built for it. An empty form
@@ -163,12 +188,60 @@ pub struct PluginDevice {
     open: Arc<Open>,
 }
 
-struct Open {
+pub(crate) struct Open {
     plugin: Arc<Inner>,
     index: u32,
     table: DeviceVTable,
     /// Locked for every device entry.
     handle: Mutex<Handle>,
+    copies: Counters,
+    /// Memory that was leased and given back, by size.
+    idle: Mutex<Idle>,
+}
+
+#[derive(Default)]
+struct Idle {
+    bytes: u64,
+    by_size: BTreeMap<u64, Vec<Handle>>,
+}
+
+/// Most bytes that are kept for the next lease.
+const IDLE_BYTES: u64 = 256 << 20;
+/// Leases are of a multiple of this, and aligned to it.
+const LEASE_STEP: u64 = 256;
+
+#[derive(Default)]
+struct Counters {
+    copies_in: AtomicU64,
+    copies_out: AtomicU64,
+    bytes_in: AtomicU64,
+    bytes_out: AtomicU64,
+}
+
+/// Copies between host memory and a device since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copies {
+    /// Copies to the device.
+    pub copies_in: u64,
+    /// Copies from it.
+    pub copies_out: u64,
+    /// Bytes to the device.
+    pub bytes_in: u64,
+    /// Bytes from it.
+    pub bytes_out: u64,
+}
+
+impl Copies {
+    /// What was copied since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Copies) -> Copies {
+        Copies {
+            copies_in: self.copies_in.saturating_sub(earlier.copies_in),
+            copies_out: self.copies_out.saturating_sub(earlier.copies_out),
+            bytes_in: self.bytes_in.saturating_sub(earlier.bytes_in),
+            bytes_out: self.bytes_out.saturating_sub(earlier.bytes_out),
+        }
+    }
 }
 
 impl Open {
@@ -189,6 +262,11 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
+        let idle = std::mem::take(self.idle.get_mut().unwrap_or_else(|e| e.into_inner()));
+        for address in idle.by_size.into_values().flatten() {
+            // SAFETY: allocated once, freed once, on a device that is still open; nobody leases it.
+            unsafe { (self.table.free)(self.lock().0, address.0) };
+        }
         if let Some(close) = self.table.close {
             // SAFETY: opened once, closed once; memory, queues and tensors hold this value, so none is left.
             unsafe { close(self.lock().0) };
@@ -216,7 +294,53 @@ impl PluginDevice {
             open: Arc::clone(&self.open),
             address: Handle(address),
             bytes,
+            leased: false,
         })
+    }
+
+    /// Memory of at least this many bytes that goes back to the device's pool when it is dropped: for values that
+    /// come and go at every step. What follows on the same queue may be given the same memory. Content is undefined.
+    ///
+    /// # Errors
+    /// The plugin's own failure.
+    pub fn lease(&self, bytes: u64) -> Result<DeviceMemory, PluginError> {
+        let bytes = bytes.max(1).next_multiple_of(LEASE_STEP);
+        let found = {
+            let mut idle = self.open.idle.lock().unwrap_or_else(|e| e.into_inner());
+            let found = idle.by_size.get_mut(&bytes).and_then(Vec::pop);
+            if found.is_some() {
+                idle.bytes -= bytes;
+            }
+            found
+        };
+        let mut memory = match found {
+            Some(address) => DeviceMemory {
+                open: Arc::clone(&self.open),
+                address,
+                bytes,
+                leased: false,
+            },
+            None => self.alloc(bytes, LEASE_STEP)?,
+        };
+        memory.leased = true;
+        Ok(memory)
+    }
+
+    /// Copies so far, of everybody who shares this open device.
+    pub fn copies(&self) -> Copies {
+        let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let c = &self.open.copies;
+        Copies {
+            copies_in: of(&c.copies_in),
+            copies_out: of(&c.copies_out),
+            bytes_in: of(&c.bytes_in),
+            bytes_out: of(&c.bytes_out),
+        }
+    }
+
+    /// Whether this is the same open device.
+    pub fn same(&self, other: &PluginDevice) -> bool {
+        Arc::ptr_eq(&self.open, &other.open)
     }
 
     /// Makes a queue.
@@ -306,6 +430,8 @@ pub struct DeviceMemory {
     open: Arc<Open>,
     address: Handle,
     bytes: u64,
+    /// Goes back to the pool.
+    leased: bool,
 }
 
 // SAFETY: as for `Queue`; reading and writing go through the device.
@@ -334,7 +460,11 @@ impl DeviceMemory {
             let from = data.as_ptr().cast();
             // SAFETY: an open device, a queue of it or none, and as many bytes as both sides have.
             unsafe { (self.open.table.copy_in)(device, queue, to, from, bytes, error) }
-        })
+        })?;
+        let copies = &self.open.copies;
+        copies.copies_in.fetch_add(1, Ordering::Relaxed);
+        copies.bytes_in.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Copies from byte `offset` to `data`.
@@ -354,7 +484,11 @@ impl DeviceMemory {
             let to = data.as_mut_ptr().cast();
             // SAFETY: as in `copy_in`; every bit pattern is an `Element`.
             unsafe { (self.open.table.copy_out)(device, queue, to, from, bytes, error) }
-        })
+        })?;
+        let copies = &self.open.copies;
+        copies.copies_out.fetch_add(1, Ordering::Relaxed);
+        copies.bytes_out.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     /// A row-major tensor at the start of it.
@@ -437,6 +571,15 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
+        if self.leased {
+            let mut idle = self.open.idle.lock().unwrap_or_else(|e| e.into_inner());
+            if idle.bytes + self.bytes <= IDLE_BYTES {
+                idle.bytes += self.bytes;
+                let address = Handle(self.address.0);
+                idle.by_size.entry(self.bytes).or_default().push(address);
+                return;
+            }
+        }
         // SAFETY: allocated once, freed once, on an open device.
         unsafe { (self.open.table.free)(self.open.lock().0, self.address.0) };
     }

@@ -7,11 +7,12 @@
 //!
 //! Not here: whether a form should be bound, and what happens to a seat when a call fails (core).
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use structures_plugin_api::abi::{
     BindArgs, Bytes, CallCtx, Contract, DType, Error, FormFacts, HostVTable, Status, Str,
@@ -117,6 +118,8 @@ pub(crate) struct Inner {
     instance: Mutex<Handle>,
     /// What it answered to the question for its devices, once somebody asked.
     pub(crate) devices: OnceLock<Result<Vec<DeviceInfo>, PluginError>>,
+    /// Devices that are open and shared, by number.
+    pub(crate) open_devices: Mutex<BTreeMap<u32, Weak<crate::device::Open>>>,
 }
 
 /// A pointer of the plugin's that only travels back to it.
@@ -212,6 +215,7 @@ impl Plugin {
                 host,
                 instance: Mutex::new(Handle(instance)),
                 devices: OnceLock::new(),
+                open_devices: Mutex::default(),
             }),
         })
     }

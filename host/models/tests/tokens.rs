@@ -145,16 +145,11 @@ fn stored_vocabularies_give_the_ids_of_llama_cpp() {
 fn every_named_split_gives_the_ids_of_llama_cpp() {
     let lines = lines();
     let file = unpacked("stored_merges.gguf");
-    let key = [b"tokenizer.ggml.pre".as_slice(), &8u32.to_le_bytes()].concat();
-    let at = file.windows(key.len()).position(|w| w == key).unwrap() + key.len();
-    let size = u64::from_le_bytes(file[at..at + 8].try_into().unwrap()) as usize;
     let (mut faults, mut compared) = (Vec::new(), 0);
     for name in names(".crc") {
         let pre = name.strip_prefix("pre_").unwrap();
         let sums = std::fs::read(fixtures().join(format!("{name}.crc"))).unwrap();
-        let length = (pre.len() as u64).to_le_bytes();
-        let other = [&file[..at], &length, pre.as_bytes(), &file[at + 8 + size..]].concat();
-        let tokenizer = open(&[("m.gguf", other)]);
+        let tokenizer = open(&[("m.gguf", with_text(&file, "tokenizer.ggml.pre", pre))]);
         for (i, line) in lines.iter().enumerate() {
             let ids = tokenizer.encode(line, true).unwrap();
             let mut crc = flate2::Crc::new();
@@ -167,6 +162,69 @@ fn every_named_split_gives_the_ids_of_llama_cpp() {
     }
     assert!(compared >= 15);
     judge(compared, &faults);
+}
+
+/// A GGUF with this text in place of the one behind a key.
+fn with_text(file: &[u8], key: &str, text: &str) -> Vec<u8> {
+    let key = [key.as_bytes(), &8u32.to_le_bytes()].concat();
+    let at = file.windows(key.len()).position(|w| w == key).unwrap() + key.len();
+    let size = u64::from_le_bytes(file[at..at + 8].try_into().unwrap()) as usize;
+    let length = (text.len() as u64).to_le_bytes();
+    [
+        &file[..at],
+        &length,
+        text.as_bytes(),
+        &file[at + 8 + size..],
+    ]
+    .concat()
+}
+
+/// Other ids than the model was trained on would be worse than none: what is not known is refused by its name.
+#[test]
+fn what_is_not_known_of_a_stored_vocabulary_is_refused_by_name() {
+    let file = unpacked("stored_merges.gguf");
+    let refused = |bytes: Vec<u8>| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.gguf");
+        std::fs::write(&path, bytes).unwrap();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let fault = Tokenizer::of(&checkpoint, None, Vec::new()).unwrap_err();
+        assert_eq!(fault.code(), "unsupported");
+        fault.to_string()
+    };
+    for pre in [
+        "kimi-k2",
+        "afmoe",
+        "youtu",
+        "tiny_aya",
+        "gemma4",
+        "sarvam-moe",
+        "granite-embed-multi-311m",
+        "never-heard-of",
+    ] {
+        let fault = refused(with_text(&file, "tokenizer.ggml.pre", pre));
+        for part in [
+            "m.gguf",
+            "tokenizer.ggml.pre",
+            pre,
+            "llama-bpe",
+            "tokenizer.json",
+        ] {
+            assert!(fault.contains(part), "{fault} lacks {part}");
+        }
+    }
+    for model in ["t5", "rwkv", "plamo2", "never-heard-of"] {
+        let fault = refused(with_text(&file, "tokenizer.ggml.model", model));
+        for part in [
+            "m.gguf",
+            "tokenizer.ggml.model",
+            model,
+            "WordPiece",
+            "tokenizer.json",
+        ] {
+            assert!(fault.contains(part), "{fault} lacks {part}");
+        }
+    }
 }
 
 /// Splits look ahead and back: a run of spaces must not take forever nor fail.

@@ -85,6 +85,7 @@ pub fn seam_from_binding(
         roles: IndexMap::new(),
         own: parent_path(&bound.path).into(),
         current: Some(bound.path.clone()),
+        unseen: Vec::new(),
         dims: solver.known.iter().map(|(k, v)| (k.clone(), *v)).collect(),
     };
     for (axis, rule) in spec.slots.iter().flat_map(|s| &s.axis) {

@@ -13,21 +13,27 @@ use crate::dims::Solver;
 use crate::refusal::{code, Refusal};
 use crate::roles::{datum, Candidate};
 use crate::seam::{Assumption, Discovery, Seam, SlotWeight, Source, WeightAddress};
+use crate::unsaid::{asked_for_parameters, open_facts, truth, Truth};
 
 /// Walks a tree: seams and refusals in module order, structures in the given order at each module.
 pub fn discover(tree: &ModuleTree, specs: &[&Spec]) -> Discovery {
     let mut out = Discovery::default();
+    let tried: Vec<(&Spec, &Slots, Vec<String>)> = specs
+        .iter()
+        .filter_map(|spec| {
+            let slots = spec.slots.as_ref().filter(|s| s.at_module)?;
+            Some((*spec, slots, may_be_bare(slots)))
+        })
+        .collect();
     for module in tree.modules().iter().filter(|m| !m.path.is_empty()) {
-        for spec in specs {
-            let Some(slots) = spec.slots.as_ref().filter(|s| s.at_module) else {
-                continue;
-            };
+        for entry in &tried {
+            let (_, slots, bare) = entry;
             let mut here: Vec<(Seam, String)> = Vec::new();
             for wanted in &slots.any {
-                let Some(candidate) = Candidate::resolve(tree, &module.path, wanted) else {
+                let Some(candidate) = Candidate::resolve(tree, &module.path, wanted, bare) else {
                     continue;
                 };
-                judge(spec, slots, wanted, candidate, &mut here, &mut out.refused);
+                judge(entry, wanted, candidate, &mut here, &mut out.refused);
                 if !slots.every {
                     break;
                 }
@@ -36,6 +42,16 @@ pub fn discover(tree: &ModuleTree, specs: &[&Spec]) -> Discovery {
         }
     }
     out
+}
+
+/// Roles whose modules may have no parameters, by what the document asks.
+fn may_be_bare(slots: &Slots) -> Vec<String> {
+    let axes = slots.axis.values().filter_map(|rule| match rule {
+        AxisRule::Expr(e) => Some(e),
+        AxisRule::Attr { .. } => None,
+    });
+    let checks = slots.checks.iter().map(|c| &c.that);
+    asked_for_parameters(checks.chain(slots.dims.values()).chain(axes))
 }
 
 /// Several alternatives of one structure on one path are told apart by their first role.
@@ -50,8 +66,7 @@ fn distinct_keys(mut here: Vec<(Seam, String)>) -> Vec<Seam> {
 }
 
 fn judge(
-    spec: &Spec,
-    slots: &Slots,
+    (spec, slots, bare): &(&Spec, &Slots, Vec<String>),
     wanted: &IndexMap<String, Role>,
     mut candidate: Candidate<'_>,
     seams: &mut Vec<(Seam, String)>,
@@ -78,9 +93,18 @@ fn judge(
     };
     // A candidate that one check refuses is asked the others too, so that it is told all that is wrong with it.
     let mut fell = false;
+    let mut open: Vec<String> = Vec::new();
     for check in &slots.checks {
         if alive.is_empty() {
             return;
+        }
+        if check.refuse.is_none() && candidate.tree.headers_only && !asks_current(&check.that) {
+            match truth(&check.that, &candidate) {
+                Truth::Yes => {}
+                Truth::No => return,
+                Truth::Open(facts) => open.extend(facts),
+            }
+            continue;
         }
         if asks_current(&check.that) {
             if fell {
@@ -106,6 +130,20 @@ fn judge(
     if fell {
         let path = whole(&mut candidate);
         foreign_axes(spec, slots, &candidate, &path, refused);
+        return;
+    }
+    let unasked = candidate.unseen.iter().filter(|r| !bare.contains(*r));
+    open.extend(unasked.map(|role| format!("whether `{role}` is there")));
+    if !open.is_empty() {
+        let path = whole(&mut candidate);
+        let facts = open.join(", ");
+        let reason = format!("shaped like one, but headers do not say {facts}");
+        refused.push(Refusal::new(
+            &path,
+            &spec.name,
+            code::NOT_IN_HEADERS,
+            reason,
+        ));
         return;
     }
     let first = wanted
@@ -283,6 +321,18 @@ fn emit(
         let value = axis_value(axis, rule, values, &candidate, &mut assumptions)
             .map_err(|e| foreign(spec, &path, values, e))?;
         if let Some(value) = value {
+            let fact = spec.variants.get(axis).is_some_and(|a| a.host);
+            if let (AxisRule::Expr(e), true) = (rule, fact) {
+                let open = open_facts(e, &candidate);
+                if !open.is_empty() {
+                    let text = format!(
+                        "{axis} is taken as {value}: headers do not say {}",
+                        open.join(", ")
+                    );
+                    let about = axis.clone();
+                    assumptions.push(Assumption { about, text });
+                }
+            }
             variant.insert(axis.clone(), value);
             open_axes.retain(|a| a != axis);
             if is_open(rule) || assumptions.iter().any(|a| a.about == *axis) {
@@ -292,10 +342,30 @@ fn emit(
     }
     let weights = weights(spec, slots, wanted, &candidate, &mut assumptions)
         .map_err(|(code, reason)| refuse(code, reason))?;
+    for role in &candidate.unseen {
+        let text = format!(
+            "`{role}` is taken to be there without parameters: headers do not show such a module"
+        );
+        assumptions.push(Assumption {
+            about: role.clone(),
+            text,
+        });
+    }
     let mut roles: IndexMap<String, String> = candidate.roles.clone();
     roles.insert("self".into(), candidate.own.clone());
     if let Some(current) = &candidate.current {
         roles.insert("role".into(), current.clone());
+    }
+    for (role, path) in &roles {
+        if let Some(text) = candidate.tree.assumed.get(path) {
+            if assumptions.iter().any(|a| a.text == *text) {
+                continue;
+            }
+            assumptions.push(Assumption {
+                about: role.clone(),
+                text: text.clone(),
+            });
+        }
     }
     let parent = candidate
         .path(&slots.emit.parent)

@@ -16,6 +16,7 @@ pub mod ownership;
 pub mod refusal;
 mod roles;
 pub mod seam;
+mod unsaid;
 
 pub use binding::{seam_from_binding, BoundSeam};
 pub use discover::discover;

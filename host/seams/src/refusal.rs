@@ -26,6 +26,8 @@ pub mod code {
     pub const AXIS_FOREIGN: &str = "axis_foreign";
     /// Which rows of a parameter that holds several weights are this one's is not known.
     pub const FUSED_ROWS: &str = "fused_rows_unknown";
+    /// Only facts that headers do not have keep a candidate from being one.
+    pub const NOT_IN_HEADERS: &str = "not_in_headers";
     /// An expression of the structure's document cannot be evaluated on this candidate.
     pub const SLOTS_EXPRESSION: &str = "slots_expression";
     /// The structure's document cannot be expanded.

@@ -19,16 +19,22 @@ pub struct Candidate<'t> {
     pub current: Option<String>,
     /// Solved dims.
     pub dims: IndexMap<String, u64>,
+    /// Required roles that a tree from headers does not show: modules without parameters, if they are there.
+    pub unseen: Vec<String>,
 }
 
 impl<'t> Candidate<'t> {
-    /// The roles below `own`, when every required one exists.
+    /// The roles below `own`, when every required one exists. In a tree from headers up to half of them may be
+    /// missing, if `bare` names one of those: a role whose module may have no parameters.
     pub fn resolve(
         tree: &'t ModuleTree,
         own: &str,
         wanted: &IndexMap<String, Role>,
+        bare: &[String],
     ) -> Option<Candidate<'t>> {
         let mut roles = IndexMap::new();
+        let mut unseen: Vec<String> = Vec::new();
+        let required = wanted.values().filter(|r| !r.optional).count();
         for (name, role) in wanted {
             let base = if role.in_parent {
                 parent_path(own)
@@ -45,16 +51,26 @@ impl<'t> Candidate<'t> {
                     roles.insert(name.clone(), path);
                 }
                 None if role.optional => {}
+                None if tree.headers_only && (unseen.len() + 1) * 2 <= required => {
+                    unseen.push(name.clone());
+                }
                 None => return None,
             }
         }
-        Some(Candidate {
+        let known = unseen.is_empty() || unseen.iter().any(|r| bare.contains(r));
+        known.then(|| Candidate {
             tree,
             roles,
             own: own.into(),
             current: None,
             dims: IndexMap::new(),
+            unseen,
         })
+    }
+
+    /// Whether a role is one that the tree does not show.
+    pub fn unseen(&self, role: &str) -> bool {
+        self.unseen.iter().any(|r| r == role)
     }
 
     /// The path of a role, `self`, `parent` and `role` included.

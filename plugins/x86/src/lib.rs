@@ -1,26 +1,59 @@
-//! The x86 backend: `w8a16_static` in the decode band (1 to 8 rows) for CPUs with AVX2, better with AVX-512 VNNI.
+//! The x86 backend: products, norms, attention and recurrences for CPUs with AVX2, better with AVX-512 VNNI and bf16.
 //!
-//! Weights are packed per output channel at bind; work is shared through the host's pool. It owns its kernels and
-//! nothing else; what a structure is comes from the catalog's documents, by name.
+//! One file of `forms` a structure, one value of [`format::Format`] a number format, and every structure of products in
+//! every format is a form; the list in `forms` drives `describe`, `probe` and `bind`. Weights are packed at bind into
+//! huge pages, in the layout that `kernels` describes; calls are shared out on the host's pool.
+//!
+//! It owns its kernels and nothing else: number formats are the SDK's (`formats`), threads the host's, and what a
+//! structure is comes from the catalog, by name.
 
+mod activations;
+mod arena;
 mod elementwise;
+mod format;
 mod forms;
 mod isa;
+mod kernels;
+mod linear;
 mod packed;
-mod product;
-mod region;
-mod rows;
+mod pool;
+mod ports;
+mod source;
+
+use std::sync::Arc;
 
 use structures_plugin_api::abi::LogLevel;
 use structures_plugin_api::describe::{Description, Entries, ProbeReport, ProbeShapes};
 use structures_plugin_api::sdk::{Backend, BindRequest, BoundForm, Failure, Host};
 
-use crate::forms::FORMS;
-use crate::isa::{Isa, ENTRIES};
+use crate::arena::Arena;
+use crate::isa::{Isa, CAP, ENTRIES};
+use crate::pool::Pool;
 
 /// See the crate.
 pub struct X86 {
     host: Host,
+    isa: Option<Isa>,
+    arena: Arc<Arena>,
+    pool: Arc<Pool>,
+}
+
+/// What every bound form keeps a handle on.
+#[derive(Clone)]
+struct Shared {
+    host: Host,
+    isa: Isa,
+    arena: Arc<Arena>,
+    pool: Arc<Pool>,
+}
+
+impl X86 {
+    fn rung(&self) -> Result<Isa, Failure> {
+        self.isa.ok_or_else(|| {
+            let text = "the CPU has neither AVX-512 VNNI nor AVX2 with FMA and F16C, or the cap names another entry";
+            Failure::refused("entry_missing", text)
+        })
+    }
 }
 
 impl Backend for X86 {
@@ -31,13 +64,19 @@ impl Backend for X86 {
                 .iter()
                 .map(|(name, _)| (*name).to_string())
                 .collect(),
-            forms: FORMS.iter().map(|f| (f.declare)()).collect(),
+            forms: forms::declarations(),
             ..Description::new("x86", "structures", env!("CARGO_PKG_VERSION"))
         }
     }
 
     fn open(host: Host) -> Result<Self, Failure> {
-        Ok(X86 { host })
+        let cap = std::env::var(CAP).ok().filter(|cap| !cap.is_empty());
+        Ok(X86 {
+            host,
+            isa: Isa::best(cap.as_deref()),
+            arena: Arc::default(),
+            pool: Arc::default(),
+        })
     }
 
     fn probe(
@@ -46,65 +85,31 @@ impl Backend for X86 {
         _device: u32,
         shapes: &ProbeShapes,
     ) -> Result<ProbeReport, Failure> {
-        let (present, absent): (Vec<_>, Vec<_>) =
-            ENTRIES.iter().partition(|(_, isa)| isa.present());
+        let usable = |isa: Isa| isa.present() && self.isa.is_some_and(|best| isa >= best);
+        let (present, absent): (Vec<_>, Vec<_>) = ENTRIES.iter().partition(|(_, isa)| usable(*isa));
         let names = |list: Vec<&(&str, Isa)>| list.iter().map(|e| e.0.to_string()).collect();
-        let mut report = ProbeReport {
-            entries: Entries {
-                present: names(present),
-                absent: names(absent),
-            },
-            ..ProbeReport::default()
+        let mut report = Self::description().probe(form, shapes);
+        report.entries = Entries {
+            present: names(present),
+            absent: names(absent),
         };
-        let description = Self::description();
-        let admitted = match description.form(&shapes.structure, form) {
-            None => Err(Failure::refused(
-                "form_unknown",
-                format!("no form `{form}` of `{}` is declared", shapes.structure),
-            )),
-            Some(decl) => decl.admits(shapes),
-        };
-        match (admitted, Isa::best()) {
-            (Err(failure), _) => {
-                report.code = Some(failure.code);
-                report.reason = Some(failure.message);
-            }
-            (Ok(()), None) => {
-                report.code = Some("entry_missing".into());
-                report.reason = Some("the CPU has neither AVX-512 VNNI nor AVX2 with FMA".into());
-            }
-            (Ok(()), Some(_)) => report.probed = true,
+        if let (true, Err(missing)) = (report.probed, self.rung()) {
+            report.probed = false;
+            (report.code, report.reason) = (Some(missing.code), Some(missing.message));
         }
         Ok(report)
     }
 
     fn bind(&self, request: &BindRequest<'_>) -> Result<Box<dyn BoundForm>, Failure> {
-        let isa = Isa::best().ok_or_else(|| {
-            Failure::refused(
-                "entry_missing",
-                "the CPU has neither AVX-512 VNNI nor AVX2 with FMA",
-            )
-        })?;
-        let form = FORMS
-            .iter()
-            .find(|f| {
-                let d = (f.declare)();
-                d.name == request.form && d.structure == request.params.structure
-            })
-            .ok_or_else(|| {
-                let text = format!(
-                    "no form `{}` of `{}`",
-                    request.form, request.params.structure
-                );
-                Failure::refused("form_unknown", text)
-            })?;
-        request.admitted_by(&(form.declare)())?;
-        self.host.log(
-            LogLevel::Debug,
-            "bind",
-            &format!("{} on {}", request.form, isa.name()),
-        );
-        (form.bind)(&self.host, isa, request)
+        let shared = Shared {
+            host: self.host,
+            isa: self.rung()?,
+            arena: self.arena.clone(),
+            pool: self.pool.clone(),
+        };
+        let text = format!("{} on {}", request.form, shared.isa.name());
+        self.host.log(LogLevel::Debug, "bind", &text);
+        forms::bind(&shared, request)
     }
 }
 

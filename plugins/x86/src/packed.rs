@@ -1,113 +1,317 @@
-//! int8 weights packed for one isa: blocks of 16 output channels, groups of 4 inputs, 64 bytes a line.
+//! Weights packed for the kernels: which family, where the lines lie, the scales.
 //!
-//! One scale per output channel, `amax / 127`. A product streams the lines of a block once and keeps 16 outputs a
-//! row in registers, so there is no horizontal sum. Inputs are padded to a multiple of 4 and outputs to 16 with
-//! zero weights.
+//! The layout is that of [`crate::kernels`]; here is who writes it. A matrix is packed once, panel by panel on the
+//! host's threads, into the arena's huge pages.
 
-use structures_plugin_api::formats::{int8_scale, quantise_int8};
-use structures_plugin_api::sdk::{Failure, Tensor};
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use structures_plugin_api::formats::{
+    e4m3_to_f32, f32_to_bf16, f32_to_e2m1, f32_to_e4m3_saturating, fp8_scale, int8_scale,
+    nvfp4_block_scale, nvfp4_global_scale, quantise_int8,
+};
+use structures_plugin_api::sdk::Failure;
+
+use crate::activations::{largest, Prepared, Want};
+use crate::arena::Block;
+use crate::format::Format;
 use crate::isa::Isa;
+use crate::kernels::blocks::{self, Kind};
+use crate::kernels::{bf16, f32 as plain, fp8, int8, Cover, Panels, Tile, LANES, PANEL, WIDTH};
+use crate::source::{finite, Source};
+use crate::Shared;
 
-/// Outputs of one block.
-pub const BLOCK: usize = 16;
-/// Inputs of one line.
-pub const GROUP: usize = 4;
-
-/// 16 outputs x 4 inputs.
-#[repr(C, align(64))]
-#[derive(Clone, Copy)]
-pub struct Line(pub [u8; 64]);
-
-/// A packed matrix of `n` outputs and `k` inputs.
+/// A packed matrix.
 pub struct Packed {
-    /// Outputs.
-    pub n: usize,
-    /// Inputs.
-    pub k: usize,
-    /// Lines of one block.
-    pub groups: usize,
-    /// One scale an output, padded with 0.
-    pub scales: Vec<f32>,
-    lines: Vec<Line>,
+    n: usize,
+    k: usize,
+    panels: Panels,
+    block: Block,
+    body: Body,
+}
+
+/// What the bytes are.
+enum Body {
+    F32,
+    Bf16,
+    /// With the product of both tensors' scales.
+    Fp8 {
+        scale: f32,
+    },
+    /// With one scale a channel.
+    Int8 {
+        scales: Vec<f32>,
+    },
+    Blocks {
+        kind: Kind,
+        scale: f32,
+    },
+}
+
+/// One panel's bytes and how to find a place in them.
+struct Sheet<'b> {
+    bytes: &'b mut [u8],
+    width: usize,
+    unit: usize,
+}
+
+impl Sheet<'_> {
+    /// The unit of a line in a step of a family whose lines follow one another.
+    fn unit(&mut self, step: usize, line: usize) -> &mut [u8] {
+        let at = (step * self.width + line) * self.unit;
+        &mut self.bytes[at..at + self.unit]
+    }
 }
 
 impl Packed {
-    /// Quantises and packs a weight with slot dims `[k, n]`, any strides.
-    pub fn pack(isa: Isa, weight: &Tensor<'_>) -> Result<Self, Failure> {
-        let (k, n) = match weight.dims() {
-            [k, n] if *k > 0 && *n > 0 => (*k as usize, *n as usize),
-            dims => {
-                return Err(Failure::refused(
-                    "dims_inconsistent",
-                    format!("a weight needs dims [K, N], found {dims:?}"),
-                ))
-            }
+    /// Packs channels in a format. `want` is how the product's activations will come.
+    pub fn new(
+        shared: &Shared,
+        format: Format,
+        source: &Source<'_>,
+        want: Want,
+    ) -> Result<Self, Failure> {
+        let (host, isa) = (&shared.host, shared.isa);
+        let (n, k) = (source.n(), source.k());
+        if k > int8::MOST_INPUTS {
+            let text = format!("{k} inputs, served are up to {}", int8::MOST_INPUTS);
+            return Err(Failure::refused("envelope", text));
+        }
+        let line_units = |step: usize| Panels::new(n, k.div_ceil(step), 64);
+        let make = |panels: Panels, body: Body| -> Result<Self, Failure> {
+            Ok(Packed {
+                n,
+                k,
+                block: shared.arena.block(panels.bytes())?,
+                panels,
+                body,
+            })
         };
-        let blocks = n.div_ceil(BLOCK);
-        let groups = k.div_ceil(GROUP);
-        let zero = Line([zero_byte(isa); 64]);
-        let mut packed = Packed {
-            n,
-            k,
-            groups,
-            scales: vec![0.0; blocks * BLOCK],
-            lines: vec![zero; blocks * groups],
-        };
-        let mut column = vec![0f32; k];
-        for out in 0..n {
-            weight.select(1, out)?.read_f32(&mut column)?;
-            let amax = column.iter().fold(0f32, |m, v| m.max(v.abs()));
-            if !amax.is_finite() {
-                return Err(Failure::refused(
-                    "non_finite",
-                    format!("output channel {out} has a weight that is not finite"),
-                ));
+        match format {
+            Format::F32 => {
+                let mut packed = make(line_units(1), Body::F32)?;
+                packed.fill(shared, source, |sheet, line, lane, values| {
+                    for (i, value) in values.iter().enumerate() {
+                        let at = 4 * lane;
+                        sheet.unit(i, line)[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+                    }
+                    Ok(())
+                })?;
+                Ok(packed)
             }
-            let scale = int8_scale(amax);
-            packed.scales[out] = scale;
-            let (block, lane) = (out / BLOCK, out % BLOCK);
-            let lines = &mut packed.lines[block * groups..(block + 1) * groups];
-            for (i, value) in column.iter().enumerate() {
-                let code = quantise_int8(*value, scale);
-                lines[i / GROUP].0[position(isa, lane, i % GROUP)] = byte(isa, code);
+            Format::Bf16 | Format::Bf16Pack => {
+                let mut packed = make(line_units(bf16::STEP), Body::Bf16)?;
+                packed.fill(shared, source, |sheet, line, lane, values| {
+                    for (i, value) in values.iter().enumerate() {
+                        let at = 2 * bf16::position(lane, i % bf16::STEP);
+                        let bits = f32_to_bf16(*value).to_ne_bytes();
+                        sheet.unit(i / bf16::STEP, line)[at..at + 2].copy_from_slice(&bits);
+                    }
+                    Ok(())
+                })?;
+                Ok(packed)
+            }
+            Format::W8a16 | Format::W8a8Dynamic | Format::W8a8Static => {
+                let panels = line_units(int8::STEP);
+                let bits: Vec<AtomicU32> = (0..panels.lines * LANES).map(|_| 0.into()).collect();
+                let mut packed = make(panels, Body::Int8 { scales: Vec::new() })?;
+                packed.fill_at(shared, source, |sheet, place, line, lane, values| {
+                    let scale = int8_scale(finite(isa, place, values)?);
+                    bits[place].store(scale.to_bits(), Ordering::Relaxed);
+                    for (i, value) in values.iter().enumerate() {
+                        let code = i16::from(quantise_int8(*value, scale)) + int8::OFFSET;
+                        let at = int8::position(lane, i % int8::STEP);
+                        sheet.unit(i / int8::STEP, line)[at] = code as u8;
+                    }
+                    Ok(())
+                })?;
+                let scales = bits.into_iter().map(|b| f32::from_bits(b.into_inner()));
+                packed.body = Body::Int8 {
+                    scales: scales.collect(),
+                };
+                Ok(packed)
+            }
+            Format::Fp8 => {
+                let scale = fp8_scale(source.amax(host, isa)?);
+                let given = match want {
+                    Want::E4m3 { scale } => scale,
+                    _ => 1.0,
+                };
+                let body = Body::Fp8 {
+                    scale: scale * given,
+                };
+                let mut packed = make(line_units(fp8::STEP), body)?;
+                packed.fill(shared, source, |sheet, line, lane, values| {
+                    for (i, value) in values.iter().enumerate() {
+                        let at = fp8::position(lane, i % fp8::STEP);
+                        let code = f32_to_e4m3_saturating(value / scale);
+                        sheet.unit(i / fp8::STEP, line)[at] = code;
+                    }
+                    Ok(())
+                })?;
+                Ok(packed)
+            }
+            Format::W4a16 => {
+                let global = nvfp4_global_scale(source.amax(host, isa)?);
+                let kind = Kind::Nvfp4;
+                let panels = Panels::new(n, k.div_ceil(kind.step()), kind.unit());
+                // Codes are twice their value, and scales 1/256 of theirs.
+                let body = Body::Blocks {
+                    kind,
+                    scale: 128.0 / global,
+                };
+                let mut packed = make(panels, body)?;
+                packed.fill(shared, source, |sheet, line, lane, values| {
+                    for (b, block) in values.chunks(kind.inputs()).enumerate() {
+                        let code = nvfp4_block_scale(largest(isa, block), global);
+                        let step = e4m3_to_f32(code) / global;
+                        let first = b * sheet.width * kind.unit();
+                        let codes = first + line * kind.codes();
+                        for (i, value) in block.iter().enumerate() {
+                            let at = codes + i / 8 * 64 + lane * 4 + i % 4;
+                            sheet.bytes[at] |= f32_to_e2m1(value / step) << (i / 4 % 2 * 4);
+                        }
+                        let scales = first + sheet.width * kind.codes() + line * kind.scales();
+                        sheet.bytes[scales + lane] = code;
+                    }
+                    Ok(())
+                })?;
+                Ok(packed)
             }
         }
-        Ok(packed)
     }
 
-    /// Number of blocks.
-    pub fn blocks(&self) -> usize {
-        self.scales.len() / BLOCK
+    /// Writes every channel: line within the panel, lane within the line, values.
+    fn fill(
+        &mut self,
+        shared: &Shared,
+        source: &Source<'_>,
+        write: impl Fn(&mut Sheet<'_>, usize, usize, &[f32]) -> Result<(), Failure> + Sync,
+    ) -> Result<(), Failure> {
+        self.fill_at(shared, source, |sheet, _, line, lane, values| {
+            write(sheet, line, lane, values)
+        })
     }
 
-    /// Lines of a block.
-    pub fn block(&self, block: usize) -> &[Line] {
-        &self.lines[block * self.groups..(block + 1) * self.groups]
+    fn fill_at(
+        &mut self,
+        shared: &Shared,
+        source: &Source<'_>,
+        write: impl Fn(&mut Sheet<'_>, usize, usize, usize, &[f32]) -> Result<(), Failure> + Sync,
+    ) -> Result<(), Failure> {
+        let Panels { lines, steps, unit } = self.panels;
+        let bytes = self.block.bytes_mut();
+        shared
+            .host
+            .try_parallel_chunks(bytes, PANEL * steps * unit, |panel, bytes| {
+                let mut values = vec![0.0; source.k()];
+                let width = (lines - panel * PANEL).min(PANEL);
+                let mut sheet = Sheet { bytes, width, unit };
+                for place in 0..width * LANES {
+                    let whole = panel * WIDTH + place;
+                    if source.read(whole, &mut values)? {
+                        write(&mut sheet, whole, place / LANES, place % LANES, &values)?;
+                    }
+                }
+                Ok(())
+            })
+    }
+
+    /// Channels, padding between them included.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Inputs.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Lines of 16 channels.
+    pub fn lines(&self) -> usize {
+        self.panels.lines
     }
 
     /// Bytes held.
     pub fn bytes(&self) -> u64 {
-        (self.lines.len() * size_of::<Line>() + self.scales.len() * size_of::<f32>()) as u64
+        let scales = match &self.body {
+            Body::Int8 { scales } => 4 * scales.len(),
+            _ => 4,
+        };
+        (self.panels.bytes() + scales) as u64
     }
-}
 
-/// VNNI multiplies unsigned by signed bytes: weights are the unsigned side, shifted by 128.
-fn byte(isa: Isa, code: i8) -> u8 {
-    match isa {
-        Isa::Avx512Vnni => (i16::from(code) + 128) as u8,
-        Isa::Avx2 => code as u8,
+    /// What the family wants to read under a request for activations.
+    pub fn want(&self, want: Want) -> Want {
+        match &self.body {
+            Body::Blocks { kind, .. } => Want::Int16Blocks {
+                factor: kind.factor(),
+            },
+            _ => want,
+        }
     }
-}
 
-fn zero_byte(isa: Isa) -> u8 {
-    byte(isa, 0)
-}
+    /// Rows of a tile.
+    pub fn tile_rows(&self, isa: Isa, want: Want) -> usize {
+        match &self.body {
+            Body::F32 => plain::tile_rows(isa),
+            Body::Bf16 => bf16::tile_rows(isa),
+            Body::Fp8 { .. } => fp8::tile_rows(isa),
+            Body::Int8 { .. } => match want {
+                Want::Int16Rows => int8::tile_rows(isa, 2),
+                _ => int8::tile_rows(isa, 1),
+            },
+            Body::Blocks { .. } => blocks::tile_rows(isa),
+        }
+    }
 
-/// VNNI sums four neighbouring bytes into a lane; AVX2 widens eight outputs of one input.
-fn position(isa: Isa, lane: usize, input: usize) -> usize {
-    match isa {
-        Isa::Avx512Vnni => lane * GROUP + input,
-        Isa::Avx2 => input * BLOCK + lane,
+    /// Computes a tile of prepared rows.
+    ///
+    /// # Panics
+    /// When the rows were prepared for another family.
+    pub fn tile(&self, isa: Isa, x: &Prepared<'_>, cover: Cover, tile: &mut Tile) {
+        let (panels, bytes) = (self.panels, self.block.bytes());
+        match (&self.body, x) {
+            (Body::F32, Prepared::Given(x)) => {
+                plain::tile(
+                    isa,
+                    &plain::Weights { panels, bytes },
+                    x,
+                    self.k,
+                    cover,
+                    tile,
+                );
+            }
+            (Body::Bf16, Prepared::Halves(x)) => {
+                bf16::tile(isa, &bf16::Weights { panels, bytes }, x, cover, tile);
+            }
+            (Body::Fp8 { scale }, Prepared::Halves(x)) => {
+                let scale = *scale;
+                let weights = fp8::Weights {
+                    panels,
+                    bytes,
+                    scale,
+                };
+                fp8::tile(isa, &weights, x, cover, tile);
+            }
+            (Body::Int8 { scales }, Prepared::Integers(x)) => {
+                let weights = int8::Weights {
+                    panels,
+                    bytes,
+                    scales,
+                };
+                int8::tile(isa, &weights, x, cover, tile);
+            }
+            (Body::Blocks { kind, scale }, Prepared::Integers(x)) => {
+                let (kind, scale) = (*kind, *scale);
+                let weights = blocks::Weights {
+                    kind,
+                    panels,
+                    bytes,
+                    scale,
+                };
+                blocks::tile(isa, &weights, x, cover, tile);
+            }
+            _ => unreachable!("rows prepared for another family"),
+        }
     }
 }

@@ -229,7 +229,10 @@ fn row(u: &UnitNote) -> [String; 10] {
     [
         u.name.clone(),
         u.form.clone(),
-        u.plugin.clone(),
+        match u.device {
+            Some(device) => format!("{}@{device}", u.plugin),
+            None => u.plugin.clone(),
+        },
         u.seams.to_string(),
         u.outcome.clone(),
         u.band.clone(),

@@ -242,7 +242,9 @@ pub fn load_samples(model: &Loaded, args: &SampleArgs) -> Result<Samples, Failur
 /// Parses `--pin`.
 pub fn pins(list: &[String]) -> Result<Vec<Pin>, Failure> {
     list.iter()
-        .map(|p| Pin::parse(p).map_err(|e| Failure::usage(e, "--pin STRUCTURE=PLUGIN[:FORM]")))
+        .map(|p| {
+            Pin::parse(p).map_err(|e| Failure::usage(e, "--pin STRUCTURE=PLUGIN[:FORM][@DEVICE]"))
+        })
         .collect()
 }
 

@@ -46,25 +46,26 @@ impl ActKind {
 
 pub(super) fn act(x: &Tensor, kind: ActKind) -> Outcome<Tensor> {
     let x = dense(x)?;
-    if kind == ActKind::GeluExact {
-        return Ok(x.gelu_erf()?);
-    }
-    let out = {
-        let read = Read::of(&x);
-        let x = read.all()?;
-        match kind {
-            ActKind::Silu => map(x, |v| v / (1.0 + (-v).exp())),
-            ActKind::GeluTanh => map(x, gelu_tanh),
-            ActKind::GeluSigmoid => map(x, |v| v / (1.0 + (-1.702 * v).exp())),
-            ActKind::Sigmoid => map(x, |v| 1.0 / (1.0 + (-v).exp())),
-            ActKind::Relu => map(x, |v| if v < 0.0 { 0.0 } else { v }),
-            ActKind::Tanh => map(x, f32::tanh),
-            ActKind::Exp => map(x, f32::exp),
-            ActKind::Softplus => map(x, |v| v.max(0.0) + (-v.abs()).exp().ln_1p()),
-            ActKind::GeluExact => x.to_vec(), // returned above
-        }
+    let out = match scalar(kind) {
+        Some(f) => map(Read::of(&x).all()?, f),
+        None => return Ok(x.gelu_erf()?),
     };
     tensor(out, x.dims())
+}
+
+/// The activation of one number; candle computes the exact GELU.
+pub(super) fn scalar(kind: ActKind) -> Option<fn(f32) -> f32> {
+    Some(match kind {
+        ActKind::Silu => |v| v / (1.0 + (-v).exp()),
+        ActKind::GeluTanh => gelu_tanh,
+        ActKind::GeluExact => return None,
+        ActKind::GeluSigmoid => |v| v / (1.0 + (-1.702 * v).exp()),
+        ActKind::Sigmoid => |v| 1.0 / (1.0 + (-v).exp()),
+        ActKind::Relu => |v| if v < 0.0 { 0.0 } else { v },
+        ActKind::Tanh => f32::tanh,
+        ActKind::Exp => f32::exp,
+        ActKind::Softplus => |v| v.max(0.0) + (-v.abs()).exp().ln_1p(),
+    })
 }
 
 fn gelu_tanh(v: f32) -> f32 {

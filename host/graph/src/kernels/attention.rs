@@ -34,7 +34,7 @@ struct Sizes {
 impl Attention {
     /// `q [B,H,Sq,D]`, `k [B,Hkv,Skv,D]`, `v [B,Hkv,Skv,Dv]`, additive `mask` broadcast to `[B,H,Sq,Skv]`, `kv_len` a
     /// scalar, `[1]` or `[B]`; gives `[B,Sq,H,Dv]`.
-    pub(super) fn run(
+    pub(crate) fn run(
         &self,
         q: &Tensor,
         k: &Tensor,
@@ -162,7 +162,7 @@ impl Attention {
 }
 
 /// In place. A row whose every score is -inf has no key: zeros.
-fn softmax(row: &mut [f32]) {
+pub(super) fn softmax(row: &mut [f32]) {
     // A NaN score must reach the result: `max` alone would skip it, the sum does not.
     let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if max == f32::NEG_INFINITY && !row.iter().any(|s| s.is_nan()) {

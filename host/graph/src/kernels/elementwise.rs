@@ -85,7 +85,7 @@ fn binary(a: &Tensor, b: &Tensor, f: impl Fn(f32, f32) -> f32 + Sync) -> Outcome
 }
 
 /// The element count of `b` when it repeats over the leading dims of `a` (`[D]` under `[B,T,D]`).
-fn repeats(a: &[usize], b: &[usize]) -> Option<usize> {
+pub(crate) fn repeats(a: &[usize], b: &[usize]) -> Option<usize> {
     let lead = b.iter().take_while(|d| **d == 1).count();
     let tail = &b[lead..];
     (b.len() <= a.len() && a.ends_with(tail)).then(|| tail.iter().product())

@@ -19,6 +19,7 @@ mod norm;
 mod prepare;
 mod read;
 mod rope;
+pub(crate) mod row;
 mod table;
 mod view;
 
@@ -29,7 +30,10 @@ use crate::ops::{Attrs, OpKind};
 use crate::GraphError;
 
 pub use act::ActKind;
+pub(crate) use elementwise::repeats;
 pub(crate) use prepare::{Kernel, ReshapeDim};
+pub(crate) use rope::{serves as rope_serves, Pairing};
+pub(crate) use view::reshaped;
 
 /// Why a kernel did not compute; becomes a [`GraphError`] that names the operation.
 #[derive(Debug)]

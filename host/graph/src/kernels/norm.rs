@@ -22,15 +22,19 @@ pub(super) fn rms_norm(
     let data = read.all()?;
     let mut out = vec![0f32; data.len()];
     rows(&mut out, width, |i, row| {
-        let x = &data[i * width..(i + 1) * width];
-        let r = 1.0 / (sum_by(x, |v| v * v) / width as f32 + eps).sqrt();
-        match (w, offset) {
-            (None, _) => fill(row, x, |v, _| v * r, x),
-            (Some(w), false) => fill(row, x, |v, w| v * r * w, w),
-            (Some(w), true) => fill(row, x, |v, w| v * r * (1.0 + w), w),
-        }
+        rms_row(&data[i * width..(i + 1) * width], w, eps, offset, row);
     });
     tensor(out, x.dims())
+}
+
+/// One row of [`rms_norm`].
+pub(super) fn rms_row(x: &[f32], w: Option<&[f32]>, eps: f32, offset: bool, row: &mut [f32]) {
+    let r = 1.0 / (sum_by(x, |v| v * v) / x.len() as f32 + eps).sqrt();
+    match (w, offset) {
+        (None, _) => fill(row, x, |v, _| v * r, x),
+        (Some(w), false) => fill(row, x, |v, w| v * r * w, w),
+        (Some(w), true) => fill(row, x, |v, w| v * r * (1.0 + w), w),
+    }
 }
 
 /// `(x - mean) / sqrt(var + eps)` over the last dim, biased variance, times `w`, plus `b`.
@@ -50,21 +54,32 @@ pub(super) fn layer_norm(
     let data = read.all()?;
     let mut out = vec![0f32; data.len()];
     rows(&mut out, width, |i, row| {
-        let x = &data[i * width..(i + 1) * width];
-        let mean = sum_by(x, |v| v) / width as f32;
-        let var = sum_by(x, |v| (v - mean) * (v - mean)) / width as f32;
-        let r = 1.0 / (var + eps).sqrt();
-        for (o, v) in row.iter_mut().zip(x) {
-            *o = (v - mean) * r;
-        }
-        if let Some(w) = w {
-            row.iter_mut().zip(w).for_each(|(o, w)| *o *= w);
-        }
-        if let Some(b) = b {
-            row.iter_mut().zip(b).for_each(|(o, b)| *o += b);
-        }
+        layer_row(&data[i * width..(i + 1) * width], w, b, eps, row);
     });
     tensor(out, x.dims())
+}
+
+/// One row of [`layer_norm`].
+pub(super) fn layer_row(
+    x: &[f32],
+    w: Option<&[f32]>,
+    b: Option<&[f32]>,
+    eps: f32,
+    row: &mut [f32],
+) {
+    let width = x.len() as f32;
+    let mean = sum_by(x, |v| v) / width;
+    let var = sum_by(x, |v| (v - mean) * (v - mean)) / width;
+    let r = 1.0 / (var + eps).sqrt();
+    for (o, v) in row.iter_mut().zip(x) {
+        *o = (v - mean) * r;
+    }
+    if let Some(w) = w {
+        row.iter_mut().zip(w).for_each(|(o, w)| *o *= w);
+    }
+    if let Some(b) = b {
+        row.iter_mut().zip(b).for_each(|(o, b)| *o += b);
+    }
 }
 
 /// `x / sqrt(sum(x^2) + eps)` over the last dim.

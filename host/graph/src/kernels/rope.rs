@@ -48,8 +48,7 @@ pub(super) fn rope(
             ))
         }
     };
-    let own = w == r && pairing == Pairing::Half;
-    if w != r / 2 && !own {
+    if !serves(w, r, pairing) {
         return unfit(format!(
             "table width {w} does not serve {r} rotary channels ({pairing:?}: {})",
             if pairing == Pairing::Half {
@@ -62,39 +61,54 @@ pub(super) fn rope(
     let (cos, sin) = (dense(cos)?, dense(sin)?);
     let (rc, rs, rx) = (Read::of(&cos), Read::of(&sin), Read::of(&x));
     let (cos, sin, data) = (rc.all()?, rs.all()?, rx.all()?);
-    let half = r / 2;
     let mut out = vec![0f32; data.len()];
     rows(&mut out, h * d, |token, heads| {
         let at = if per_batch { token } else { token % t };
-        let (c, s) = (&cos[at * w..(at + 1) * w], &sin[at * w..(at + 1) * w]);
-        let (c2, s2) = if own {
-            (&c[half..], &s[half..])
-        } else {
-            (c, s)
-        };
+        let tables = (&cos[at * w..(at + 1) * w], &sin[at * w..(at + 1) * w]);
         let source = &data[token * h * d..(token + 1) * h * d];
-        for (o, x) in heads.chunks_mut(d).zip(source.chunks(d)) {
-            match pairing {
-                Pairing::Half => {
-                    let (lo, hi) = o.split_at_mut(half);
-                    for i in 0..half {
-                        let (a, b) = (x[i], x[i + half]);
-                        lo[i] = a * c[i] - b * s[i];
-                        hi[i] = b * c2[i] + a * s2[i];
-                    }
-                }
-                Pairing::Interleaved => {
-                    for i in 0..half {
-                        let (a, b) = (x[2 * i], x[2 * i + 1]);
-                        o[2 * i] = a * c[i] - b * s[i];
-                        o[2 * i + 1] = b * c[i] + a * s[i];
-                    }
-                }
-            }
-            o[r..].copy_from_slice(&x[r..]);
-        }
+        turn(source, tables, (d, r), pairing, heads);
     });
     tensor(out, x.dims())
+}
+
+/// Whether tables of `w` entries a token turn `r` channels.
+pub(crate) fn serves(w: usize, r: usize, pairing: Pairing) -> bool {
+    w == r / 2 || (w == r && pairing == Pairing::Half)
+}
+
+/// All heads of one token, `d` channels each of which the first `r` turn.
+pub(super) fn turn(
+    source: &[f32],
+    (c, s): (&[f32], &[f32]),
+    (d, r): (usize, usize),
+    pairing: Pairing,
+    out: &mut [f32],
+) {
+    let half = r / 2;
+    let (c2, s2) = match c.len() == r && pairing == Pairing::Half {
+        true => (&c[half..], &s[half..]),
+        false => (c, s),
+    };
+    for (o, x) in out.chunks_mut(d).zip(source.chunks(d)) {
+        match pairing {
+            Pairing::Half => {
+                let (lo, hi) = o.split_at_mut(half);
+                for i in 0..half {
+                    let (a, b) = (x[i], x[i + half]);
+                    lo[i] = a * c[i] - b * s[i];
+                    hi[i] = b * c2[i] + a * s2[i];
+                }
+            }
+            Pairing::Interleaved => {
+                for i in 0..half {
+                    let (a, b) = (x[2 * i], x[2 * i + 1]);
+                    o[2 * i] = a * c[i] - b * s[i];
+                    o[2 * i + 1] = b * c[i] + a * s[i];
+                }
+            }
+        }
+        o[r..].copy_from_slice(&x[r..]);
+    }
 }
 
 #[cfg(test)]

@@ -56,19 +56,32 @@ pub(super) fn rope_table(
         .flatten_all()?
         .to_dtype(DType::F32)?
         .to_vec1::<f32>()?;
-    let mut cos = Vec::with_capacity(at.len() * inv_freq.len());
-    let mut sin = Vec::with_capacity(at.len() * inv_freq.len());
     let count: usize = dims.iter().product();
-    for i in 0..count {
+    let mut cos = vec![0f32; count * inv_freq.len()];
+    let mut sin = vec![0f32; count * inv_freq.len()];
+    angles(&at, (inv_freq, scaling, axes), &mut cos, &mut sin);
+    dims.push(inv_freq.len());
+    Ok(vec![tensor(cos, &dims)?, tensor(sin, &dims)?])
+}
+
+/// Both tables of [`rope_table`], one row of frequencies a position.
+pub(super) fn angles(
+    at: &[f32],
+    (inv_freq, scaling, axes): (&[f32], f32, Option<&[usize]>),
+    cos: &mut [f32],
+    sin: &mut [f32],
+) {
+    let width = inv_freq.len().max(1);
+    let count = cos.len() / width;
+    let tables = cos.chunks_mut(width).zip(sin.chunks_mut(width));
+    for (i, (cos, sin)) in tables.enumerate() {
         for (j, f) in inv_freq.iter().enumerate() {
             let row = axes.map_or(0, |a| a[j]);
             let (s, c) = (at[row * count + i] * f).sin_cos();
-            cos.push(c * scaling);
-            sin.push(s * scaling);
+            cos[j] = c * scaling;
+            sin[j] = s * scaling;
         }
     }
-    dims.push(inv_freq.len());
-    Ok(vec![tensor(cos, &dims)?, tensor(sin, &dims)?])
 }
 
 #[cfg(test)]

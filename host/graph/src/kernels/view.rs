@@ -16,15 +16,19 @@ pub(crate) enum ReshapeDim {
 }
 
 pub(super) fn reshape(x: &Tensor, dims: &[ReshapeDim]) -> Outcome<Tensor> {
+    Ok(x.reshape(reshaped(x.dims(), dims)?)?)
+}
+
+/// The dims that a value of dims `x` gets.
+pub(crate) fn reshaped(x: &[usize], dims: &[ReshapeDim]) -> Outcome<Vec<usize>> {
+    let elements: usize = x.iter().product();
     let mut out = Vec::with_capacity(dims.len());
     let mut rest = None;
     for (i, d) in dims.iter().enumerate() {
         out.push(match *d {
             ReshapeDim::Size(n) => n,
-            ReshapeDim::Axis(a) if a < x.rank() => x.dims()[a],
-            ReshapeDim::Axis(a) => {
-                return unfit(format!("x {:?} has no axis {a} for dim {i}", x.dims()))
-            }
+            ReshapeDim::Axis(a) if a < x.len() => x[a],
+            ReshapeDim::Axis(a) => return unfit(format!("x {x:?} has no axis {a} for dim {i}")),
             ReshapeDim::Rest => {
                 if rest.replace(i).is_some() {
                     return unfit(format!("dims {dims:?} leave two sizes open"));
@@ -35,18 +39,16 @@ pub(super) fn reshape(x: &Tensor, dims: &[ReshapeDim]) -> Outcome<Tensor> {
     }
     let known: usize = out.iter().product();
     if let Some(i) = rest {
-        if known == 0 || !x.elem_count().is_multiple_of(known) {
-            return unfit(format!("x {:?} does not divide into {out:?}", x.dims()));
+        if known == 0 || !elements.is_multiple_of(known) {
+            return unfit(format!("x {x:?} does not divide into {out:?}"));
         }
-        out[i] = x.elem_count() / known;
-    } else if known != x.elem_count() {
+        out[i] = elements / known;
+    } else if known != elements {
         return unfit(format!(
-            "x {:?} has {} elements, dims {out:?} hold {known}",
-            x.dims(),
-            x.elem_count()
+            "x {x:?} has {elements} elements, dims {out:?} hold {known}"
         ));
     }
-    Ok(x.reshape(out)?)
+    Ok(out)
 }
 
 pub(super) fn transpose(x: &Tensor, perm: &[usize]) -> Outcome<Tensor> {

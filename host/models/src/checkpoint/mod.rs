@@ -26,10 +26,11 @@ use stored::{first_non_finite, StoredType};
 
 use crate::ModelError;
 
-/// The weights in one file.
-const SINGLE: &str = "model.safetensors";
-/// Which file holds which weight, where there are several.
-const INDEX: &str = "model.safetensors.index.json";
+/// How files that hold weights end, and those that say which of them holds which.
+const WEIGHTS: &str = ".safetensors";
+const INDEX: &str = ".safetensors.index.json";
+/// What they are called where a directory holds several models.
+const MAIN: &str = "model";
 /// What a directory holds beside weights that decides what the model says.
 const BESIDE_WEIGHTS: [&str; 3] = ["config.json", "generation_config.json", "tokenizer.json"];
 
@@ -138,61 +139,14 @@ impl Checkpoint {
             tensors: IndexMap::new(),
             compressed: Default::default(),
         };
-        let single = path.join(SINGLE);
-        let index_path = path.join(INDEX);
-        if single.is_file() {
-            checkpoint.add_safetensors(single)?;
-        } else if index_path.is_file() {
-            let index = safetensors::index(&index_path)?;
-            for shard in &index.shards {
-                let file = path.join(shard);
-                if !file.is_file() {
-                    let tensors = index.map.values().filter(|s| *s == shard).count();
-                    return Err(ModelError::malformed(
-                        &index_path,
-                        format!("shard `{shard}`"),
-                        format!("that file, with {tensors} tensors"),
-                        "no such file",
-                        "get the missing shard",
-                    ));
-                }
-                checkpoint.add_safetensors(file)?;
-            }
-            for (tensor, shard) in &index.map {
-                let found = checkpoint.tensors.get(tensor);
-                let at = found.map(|e| checkpoint.files[e.file].clone());
-                if at.as_deref() != Some(path.join(shard).as_path()) {
-                    return Err(ModelError::tensor(
-                        &index_path,
-                        tensor,
-                        format!("it in `{shard}`, as the index says"),
-                        match &at {
-                            Some(file) => format!("it in `{}`", file.display()),
-                            None => "it in no shard".into(),
-                        },
-                        "index and shards do not belong together: get both again",
-                    ));
+        match weights_of(path)? {
+            Weights::Single(file) => checkpoint.add_safetensors(file)?,
+            Weights::Indexed(index) => checkpoint.add_indexed(path, &index)?,
+            Weights::Shards(files) => {
+                for file in files {
+                    checkpoint.add_safetensors(file)?;
                 }
             }
-        } else {
-            let found = match std::fs::read_dir(path) {
-                Ok(dir) => {
-                    let mut names: Vec<String> = dir
-                        .filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned()))
-                        .collect();
-                    names.sort();
-                    names.truncate(12);
-                    format!("only {}", names.join(", "))
-                }
-                Err(e) => e.to_string(),
-            };
-            return Err(ModelError::malformed(
-                path,
-                "weights",
-                "model.safetensors or model.safetensors.index.json",
-                found,
-                "save the model as safetensors",
-            ));
         }
         checkpoint.find_compressed()?;
         Ok(checkpoint)
@@ -205,6 +159,41 @@ impl Checkpoint {
             if let Some(found) = compressed::find(&path, config, &self.tensors)? {
                 config.remove(compressed::KEY);
                 self.compressed = found;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_indexed(&mut self, path: &Path, index_path: &Path) -> Result<(), ModelError> {
+        let index = safetensors::index(index_path)?;
+        for shard in &index.shards {
+            let file = path.join(shard);
+            if !file.is_file() {
+                let tensors = index.map.values().filter(|s| *s == shard).count();
+                return Err(ModelError::malformed(
+                    index_path,
+                    format!("shard `{shard}`"),
+                    format!("that file, with {tensors} tensors"),
+                    "no such file",
+                    "get the missing shard",
+                ));
+            }
+            self.add_safetensors(file)?;
+        }
+        for (tensor, shard) in &index.map {
+            let found = self.tensors.get(tensor);
+            let at = found.map(|e| self.files[e.file].clone());
+            if at.as_deref() != Some(path.join(shard).as_path()) {
+                return Err(ModelError::tensor(
+                    index_path,
+                    tensor,
+                    format!("it in `{shard}`, as the index says"),
+                    match &at {
+                        Some(file) => format!("it in `{}`", file.display()),
+                        None => "it in no shard".into(),
+                    },
+                    "index and shards do not belong together: get both again",
+                ));
             }
         }
         Ok(())
@@ -411,7 +400,10 @@ impl Checkpoint {
         }
         let beside = BESIDE_WEIGHTS.iter().map(|name| self.path.join(name));
         // A whole file wins over an index, which then says nothing about this model.
-        let index = Some(self.path.join(INDEX)).filter(|_| !self.path.join(SINGLE).is_file());
+        let index = match weights_of(&self.path) {
+            Ok(Weights::Indexed(index)) => Some(index),
+            _ => None,
+        };
         let mut parts: Vec<(String, PathBuf)> = beside
             .chain(index)
             .filter(|file| file.exists())
@@ -421,6 +413,86 @@ impl Checkpoint {
         parts.sort();
         parts
     }
+}
+
+/// Where a directory's weights are.
+enum Weights {
+    /// All in one file.
+    Single(PathBuf),
+    /// In several, and this file says which.
+    Indexed(PathBuf),
+    /// In several that are numbered.
+    Shards(Vec<PathBuf>),
+}
+
+/// The weights of a directory, by the names in use: `model.safetensors`, else its index, else the only file or index of
+/// another name, else all parts of a numbered set.
+fn weights_of(dir: &Path) -> Result<Weights, ModelError> {
+    let help = "save the model as safetensors";
+    let wanted =
+        "model.safetensors or model.safetensors.index.json, or one file or index of another name";
+    let bad = |found: String| Err(ModelError::malformed(dir, "weights", wanted, found, help));
+    for (ending, kind) in [
+        (WEIGHTS, Weights::Single as fn(PathBuf) -> Weights),
+        (INDEX, Weights::Indexed),
+    ] {
+        let file = dir.join(format!("{MAIN}{ending}"));
+        if file.is_file() {
+            return Ok(kind(file));
+        }
+    }
+    let mut names: Vec<String> = match std::fs::read_dir(dir) {
+        Ok(entries) => entries
+            .filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned()))
+            .collect(),
+        Err(e) => return bad(e.to_string()),
+    };
+    names.sort();
+    let ending = |end: &str| {
+        names
+            .iter()
+            .filter(|n| n.ends_with(end))
+            .collect::<Vec<_>>()
+    };
+    let (files, indices) = (ending(WEIGHTS), ending(INDEX));
+    let numbered = files.iter().find_map(|name| part_of(name));
+    match (indices.as_slice(), files.as_slice(), numbered) {
+        ([index], ..) => Ok(Weights::Indexed(dir.join(index))),
+        ([], [file], None) => Ok(Weights::Single(dir.join(file))),
+        ([], [_, ..], Some((stem, count))) => {
+            let parts = (1..=count).map(|n| format!("{stem}-{n:05}-of-{count:05}{WEIGHTS}"));
+            let parts: Vec<String> = parts.collect();
+            let missing = parts.iter().find(|p| !names.contains(p));
+            let other = files.iter().find(|f| !parts.contains(f));
+            match (missing, other) {
+                (None, None) => Ok(Weights::Shards(parts.iter().map(|p| dir.join(p)).collect())),
+                (Some(part), _) => Err(ModelError::malformed(
+                    dir,
+                    format!("shard `{part}`"),
+                    format!("that file, one of {count}"),
+                    "no such file",
+                    "get the missing shard",
+                )),
+                (None, Some(other)) => bad(format!("`{other}` beside {count} numbered files")),
+            }
+        }
+        _ => {
+            names.truncate(12);
+            bad(format!("only {}", names.join(", ")))
+        }
+    }
+}
+
+/// `a-00002-of-00007.safetensors` -> `a` and 7; at most 9,999 parts.
+fn part_of(name: &str) -> Option<(String, usize)> {
+    let (rest, count) = name.strip_suffix(WEIGHTS)?.rsplit_once("-of-")?;
+    let (stem, number) = rest.rsplit_once('-')?;
+    let digits = |s: &str| s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit());
+    if !digits(count) || !digits(number) {
+        return None;
+    }
+    let count = count.parse().ok().filter(|n| (1..10_000).contains(n))?;
+    Some((stem.into(), count))
 }
 
 fn info(name: &str, entry: &Entry) -> TensorInfo {
@@ -483,6 +555,8 @@ pub(crate) fn read_json_object(path: &Path) -> Result<serde_json::Map<String, Js
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MAIN_INDEX: &str = "model.safetensors.index.json";
 
     #[test]
     fn the_hash_sees_the_head_and_the_size() {
@@ -558,7 +632,11 @@ mod tests {
             with("generation_config.json", b"{}"),
         ];
         assert_eq!(first, with("README.md", b"x"), "no part of the model");
-        assert_eq!(first, with(INDEX, b"{}"), "not read beside a whole file");
+        assert_eq!(
+            first,
+            with(MAIN_INDEX, b"{}"),
+            "not read beside a whole file"
+        );
         all.sort();
         all.dedup();
         assert_eq!(all.len(), 6, "each change gives another digest");
@@ -592,7 +670,7 @@ mod tests {
         let shards = |names: [&'static str; 2], last: u8| {
             digest(&[
                 ("config.json", b"{}".to_vec()),
-                (INDEX, index(names[0], names[1])),
+                (MAIN_INDEX, index(names[0], names[1])),
                 (names[0], weights("a", &[1])),
                 (names[1], weights("b", &[last])),
             ])

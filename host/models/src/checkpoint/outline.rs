@@ -7,7 +7,7 @@
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value as Json};
-use structures_graph::tree::{parent_path, ParamInfo, RowsOf, Scalar};
+use structures_graph::tree::{parent_path, ArgKind, ParamInfo, RowsOf, Scalar};
 use structures_graph::{activation_word, Module, ModuleKind, ModuleTree};
 
 use super::{Checkpoint, GgufMetadata, GgufValue, Metadata};
@@ -25,17 +25,40 @@ const LAYER: &[(&str, &str)] = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
     ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_exps", "mlp.experts.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.up_proj"),
+    ("ffn_down_exps", "mlp.experts.down_proj"),
+    ("ffn_gate_up_exps", "mlp.experts.gate_up_proj"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+    ("ln1", "layer_norm1"),
+    ("ln2", "layer_norm2"),
+    ("attn_out", "self_attn.out_proj"),
+];
+/// Stacks of layers in a GGUF, by what stands before them.
+const STACKS: &[(&str, &str)] = &[
+    ("blk.", "model.layers"),
+    ("enc.blk.", "encoder.layers"),
+    ("dec.blk.", "decoder.layers"),
+    ("v.blk.", "vision.layers"),
+    ("a.blk.", "audio.layers"),
 ];
 const TOP: &[(&str, &str)] = &[
     ("token_embd", "model.embed_tokens"),
     ("output_norm", "model.norm"),
     ("output", "lm_head"),
 ];
-/// Modules whose rows are gate, then up; and q, then k, then v. Whether the rows of the latter ones stand one after
-/// another, or head by head, depends on who saved them.
+/// Modules whose rows are gate, then up.
 const GATE_UP: [&str; 2] = ["gate_up_proj", "gate_up"];
+/// Modules whose rows are q, k and v: one after another; so in every model known under that name; or, depending on who
+/// saved them, head by head.
 const QKV: [&str; 1] = ["qkv_proj"];
-const QKV_DOUBTFUL: [&str; 5] = ["qkv", "query_key_value", "Wqkv", "c_attn", "in_proj"];
+const QKV_BY_NAME: [&str; 4] = ["qkv", "Wqkv", "wqkv_fused", "c_attn"];
+const QKV_DOUBTFUL: [&str; 3] = ["query_key_value", "in_proj", "wqkv"];
+/// What a module of another framework calls a parameter that holds them.
+const QKV_PARAMS: [(&str, &str); 2] = [("in_proj_weight", "weight"), ("in_proj_bias", "bias")];
 
 impl Checkpoint {
     /// What the model is called in its configuration, where it says so.
@@ -54,14 +77,10 @@ impl Checkpoint {
         let mut modules: IndexMap<String, Module> = IndexMap::new();
         for (name, entry) in &self.tensors {
             let (path, param) = match &self.metadata {
-                Metadata::Config(_) => split(name),
+                Metadata::Config(_) => of_other_framework(split(name)),
                 Metadata::Gguf(_) => self.published(name),
             };
-            let module = modules.entry(path.clone()).or_insert_with(|| Module {
-                path,
-                kind: Some(ModuleKind::Other),
-                ..Module::default()
-            });
+            let module = modules.entry(path.clone()).or_insert_with(|| other(&path));
             let info = ParamInfo {
                 dims: entry.dims.clone(),
                 dtype: entry.stored.name().into(),
@@ -72,12 +91,17 @@ impl Checkpoint {
         for module in modules.values_mut() {
             shape(module, &said);
         }
-        let slices = take_apart(&mut modules, &said);
+        let mut assumed = IndexMap::new();
+        let slices = take_apart(&mut modules, &said, &mut assumed);
         name_activations(&mut modules, &said);
+        name_conditions(&mut modules, &mut assumed);
+        name_patches(&mut modules, &said, &mut assumed);
         let mut modules: Vec<Module> = modules.into_values().collect();
         modules.sort_by_cached_key(|m| order(&m.path));
         let mut tree = ModuleTree::new(self.kind().unwrap_or_default(), modules);
         tree.slices = slices;
+        tree.headers_only = true;
+        tree.assumed = assumed;
         tree
     }
 
@@ -87,15 +111,16 @@ impl Checkpoint {
         if let Some((_, long)) = TOP.iter().find(|(short, _)| *short == path) {
             return ((*long).into(), param);
         }
-        let in_layer = path
-            .strip_prefix("blk.")
-            .and_then(|rest| rest.split_once('.'))
-            .filter(|(i, _)| i.bytes().all(|b| b.is_ascii_digit()));
-        let Some((i, short)) = in_layer else {
+        let in_layer = STACKS.iter().find_map(|(stack, long)| {
+            let (i, short) = path.strip_prefix(stack)?.split_once('.')?;
+            let number = i.bytes().all(|b| b.is_ascii_digit());
+            number.then_some((*stack, *long, i, short))
+        });
+        let Some((stack, layers, i, short)) = in_layer else {
             return (path, param);
         };
         let dims = |name: &str| {
-            let entry = self.tensors.get(&format!("blk.{i}.{name}.weight"));
+            let entry = self.tensors.get(&format!("{stack}{i}.{name}.weight"));
             entry.map(|e| e.dims.as_slice())
         };
         let long = match short {
@@ -120,7 +145,16 @@ impl Checkpoint {
                 .find(|(name, _)| *name == other)
                 .map_or(other, |(_, long)| long),
         };
-        (format!("model.layers.{i}.{long}"), param)
+        (format!("{layers}.{i}.{long}"), param)
+    }
+}
+
+/// `attn.in_proj_weight` is the weight of what other frameworks have as a module.
+fn of_other_framework((path, param): (String, String)) -> (String, String) {
+    match QKV_PARAMS.iter().find(|(name, _)| *name == param) {
+        Some((_, own)) if path.is_empty() => ("in_proj".into(), (*own).into()),
+        Some((_, own)) => (format!("{path}.in_proj"), (*own).into()),
+        None => (path, param),
     }
 }
 
@@ -152,9 +186,11 @@ fn shape(module: &mut Module, said: &Said<'_>) {
     let name = last(&module.path).to_ascii_lowercase();
     let norm = name.contains("norm") || name.starts_with("ln");
     let bias = module.params.contains_key("bias");
+    let turned = columns(module).is_some();
     let mut attr = |key: &str, value: Scalar| drop(module.attrs.insert(key.into(), value));
     let kind = match weight.dims.as_slice() {
         _ if !values(&weight.dtype) => ModuleKind::Other,
+        _ if turned => ModuleKind::Other,
         [rows, width] => {
             let table = name.contains("embed") || matches!(name.as_str(), "wte" | "wpe" | "shared");
             let (inner, outer, kind) = match table {
@@ -205,33 +241,56 @@ fn int(n: usize) -> Scalar {
     Scalar::Int(i64::try_from(n).unwrap_or(i64::MAX))
 }
 
+/// Outputs of a weight that is stored in by out: its bias is as long as a row.
+fn columns(module: &Module) -> Option<usize> {
+    let dims = |name: &str| module.params.get(name).map(|p| p.dims.as_slice());
+    match (dims("weight"), dims("bias")) {
+        (Some([rows, columns]), Some([bias])) if bias == columns && bias != rows => Some(*columns),
+        _ => None,
+    }
+}
+
 /// Adds the modules whose rows stand in another one's parameter.
-fn take_apart(modules: &mut IndexMap<String, Module>, said: &Said<'_>) -> IndexMap<String, RowsOf> {
+fn take_apart(
+    modules: &mut IndexMap<String, Module>,
+    said: &Said<'_>,
+    assumed: &mut IndexMap<String, String>,
+) -> IndexMap<String, RowsOf> {
     let mut slices = IndexMap::new();
     let mut more: Vec<Module> = Vec::new();
-    let fused: Vec<&Module> = modules
+    let fused = modules
         .values()
-        .filter(|m| m.kind == Some(ModuleKind::Linear))
-        .collect();
+        .filter(|m| m.kind == Some(ModuleKind::Linear) || columns(m).is_some());
     for whole in fused {
         let Some([rows, width]) = whole.params.get("weight").map(|p| p.dims.as_slice()) else {
             continue;
         };
-        let (parts, doubt): (Vec<(&str, usize)>, Option<String>) = match last(&whole.path) {
-            name if GATE_UP.contains(&name) && rows % 2 == 0 => {
+        let (rows, width, turned) = match columns(whole) {
+            Some(columns) => (columns, *rows, true),
+            None => (*rows, *width, false),
+        };
+        let name = last(&whole.path);
+        let of_name = |names: &[&str]| names.contains(&name);
+        let (parts, doubt): (Vec<(&str, usize)>, Option<String>) = match name {
+            _ if of_name(&GATE_UP) && rows % 2 == 0 => {
                 (vec![("gate_proj", rows / 2), ("up_proj", rows / 2)], None)
             }
-            name if QKV.contains(&name) || QKV_DOUBTFUL.contains(&name) => {
+            _ if of_name(&QKV) || of_name(&QKV_BY_NAME) || of_name(&QKV_DOUBTFUL) => {
                 let names = ["q_proj", "k_proj", "v_proj"];
-                let heads = said.head_rows(&whole.path, *width);
-                let fits = heads.filter(|(q, kv)| q.checked_add(2 * kv) == Some(*rows));
-                let doubt = match (fits, QKV.contains(&name)) {
-                    (Some(_), true) => None,
-                    (Some(_), false) => Some(format!(
+                let heads = said.head_rows(&whole.path, width);
+                let fits = heads.filter(|(q, kv)| q.checked_add(2 * kv) == Some(rows));
+                // Three of one width are no question of heads.
+                let fits = fits.or_else(|| {
+                    let thirds = of_name(&QKV_BY_NAME) && width.checked_mul(3) == Some(rows);
+                    thirds.then_some((width, width))
+                });
+                let doubt = match fits {
+                    Some(_) if !of_name(&QKV_DOUBTFUL) => None,
+                    Some(_) => Some(format!(
                         "whether the rows of `{}` stand head by head is not said",
                         whole.path
                     )),
-                    (None, _) => Some(format!(
+                    None => Some(format!(
                         "which of the {rows} rows of `{}` are q, k and v is not said",
                         whole.path
                     )),
@@ -241,36 +300,141 @@ fn take_apart(modules: &mut IndexMap<String, Module>, said: &Said<'_>) -> IndexM
             }
             _ => continue,
         };
+        let doubt = match turned {
+            true => Some(format!(
+                "`{}` is stored in by out, its parts are columns and no rows",
+                whole.path
+            )),
+            false => doubt,
+        };
         let base = parent_path(&whole.path);
         let mut from = 0;
-        for (name, rows) in parts {
+        for (part_name, rows) in parts {
             let path = match base {
-                "" => name.to_string(),
-                _ => format!("{base}.{name}"),
+                "" => part_name.to_string(),
+                _ => format!("{base}.{part_name}"),
             };
+            let to = from + rows;
+            let at = std::mem::replace(&mut from, to);
             if rows == 0 || modules.contains_key(&path) {
                 continue;
             }
             let mut part = whole.clone();
             part.path.clone_from(&path);
+            part.kind = Some(ModuleKind::Linear);
             for info in part.params.values_mut() {
                 if let Some(first) = info.dims.first_mut() {
                     *first = rows;
                 }
+                if let (true, Some(second)) = (turned, info.dims.get_mut(1)) {
+                    *second = width;
+                }
             }
             part.attrs.insert("out_features".into(), int(rows));
+            if doubt.is_none() && of_name(&QKV_BY_NAME) {
+                let text = format!(
+                    "the rows of `{}` are taken as q, then k, then v, by its name",
+                    whole.path
+                );
+                assumed.insert(path.clone(), text);
+            }
             let place = RowsOf {
                 path: whole.path.clone(),
-                rows: (from, from + rows),
+                rows: (at, to),
                 doubt: doubt.clone(),
             };
             slices.insert(path, place);
             more.push(part);
-            from += rows;
         }
     }
     modules.extend(more.into_iter().map(|m| (m.path.clone(), m)));
     slices
+}
+
+/// A norm with a projection inside takes what the projection reads.
+fn name_conditions(modules: &mut IndexMap<String, Module>, assumed: &mut IndexMap<String, String>) {
+    let mut found: Vec<String> = Vec::new();
+    for m in modules.values() {
+        let above = parent_path(&m.path);
+        let norm = last(above).to_ascii_lowercase().contains("norm");
+        if norm && m.kind == Some(ModuleKind::Linear) && found.last().is_none_or(|f| f != above) {
+            found.push(above.into());
+        }
+    }
+    for path in found {
+        let text = format!(
+            "`{path}` is taken to be called with a conditioning: it is named a norm and has a projection inside"
+        );
+        let module = modules.entry(path.clone()).or_insert_with(|| other(&path));
+        let taken = |name: &str| (name.to_string(), ArgKind::Arg);
+        module.forward = Some(vec![taken("x"), taken("cond")]);
+        assumed.insert(path, text);
+    }
+}
+
+/// A volume's filter of exactly the size that the configuration gives a patch steps from patch to patch.
+fn name_patches(
+    modules: &mut IndexMap<String, Module>,
+    said: &Said<'_>,
+    assumed: &mut IndexMap<String, String>,
+) {
+    let filters: Vec<(String, [usize; 5])> = modules
+        .values()
+        .filter(|m| m.kind == Some(ModuleKind::Conv3d))
+        .filter_map(|m| {
+            let dims = m.params.get("weight")?.dims.as_slice().try_into().ok()?;
+            Some((m.path.clone(), dims))
+        })
+        .collect();
+    for (path, [out, inside, frames, height, width]) in filters {
+        let said = |names: &[&str]| said.size(&path, names, "");
+        let (Some(t), Some(p)) = (
+            said(&["temporal_patch_size", "tubelet_size"]),
+            said(&["patch_size", "spatial_patch_size"]),
+        ) else {
+            continue;
+        };
+        let above = parent_path(&path).to_string();
+        let module = modules
+            .entry(above.clone())
+            .or_insert_with(|| other(&above));
+        let channels = said(&["in_channels", "in_chans", "num_channels"]).unwrap_or(inside);
+        for (name, n) in [
+            ("temporal_patch_size", t),
+            ("patch_size", p),
+            ("in_channels", channels),
+            ("embed_dim", out),
+        ] {
+            module.attrs.insert(name.into(), int(n));
+        }
+        let Some(filter) = modules
+            .get_mut(&path)
+            .filter(|_| [t, p, p] == [frames, height, width])
+        else {
+            continue;
+        };
+        let list = |n: [usize; 3]| Scalar::List(n.into_iter().map(int).collect());
+        for (name, value) in [
+            ("stride", list([t, p, p])),
+            ("padding", list([0; 3])),
+            ("dilation", list([1; 3])),
+            ("groups", int(1)),
+        ] {
+            filter.attrs.insert(name.into(), value);
+        }
+        let text = format!(
+            "`{path}` is taken to step from patch to patch without padding: its filters are of a patch's size"
+        );
+        assumed.insert(path, text);
+    }
+}
+
+fn other(path: &str) -> Module {
+    Module {
+        path: path.into(),
+        kind: Some(ModuleKind::Other),
+        ..Module::default()
+    }
 }
 
 /// What holds several projections may have an activation between them; a layer may scale its residual.
@@ -288,11 +452,7 @@ fn name_activations(modules: &mut IndexMap<String, Module>, said: &Said<'_>) {
         }
     }
     let mut set = |path: &str, key: &str, value: Scalar| {
-        let module = modules.entry(path.into()).or_insert_with(|| Module {
-            path: path.into(),
-            kind: Some(ModuleKind::Other),
-            ..Module::default()
-        });
+        let module = modules.entry(path.into()).or_insert_with(|| other(path));
         module.attrs.insert(key.into(), value);
     };
     for path in linears.iter().filter(|(_, n)| **n > 1).map(|(p, _)| p) {
@@ -388,7 +548,13 @@ impl<'a> Said<'a> {
 
     /// Rows of q, and of k and v each.
     fn head_rows(&self, path: &str, width: usize) -> Option<(usize, usize)> {
-        let heads = ["num_attention_heads", "n_head", "num_heads", "n_heads"];
+        let heads = [
+            "num_attention_heads",
+            "n_head",
+            "num_heads",
+            "n_heads",
+            "encoder_attention_heads",
+        ];
         let few = [
             "num_key_value_heads",
             "n_head_kv",

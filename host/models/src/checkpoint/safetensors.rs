@@ -207,10 +207,33 @@ pub(super) struct Index {
     pub(super) shards: Vec<String>,
 }
 
+/// A map whose keys stand in it once.
+fn each_once<'de, D: Deserializer<'de>>(d: D) -> Result<IndexMap<String, String>, D::Error> {
+    struct Rows;
+    impl<'de> Visitor<'de> for Rows {
+        type Value = IndexMap<String, String>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object of file names")
+        }
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut rows = IndexMap::new();
+            while let Some((name, file)) = map.next_entry::<String, String>()? {
+                if rows.contains_key(&name) {
+                    return Err(A::Error::custom(format!("tensor `{name}` is there twice")));
+                }
+                rows.insert(name, file);
+            }
+            Ok(rows)
+        }
+    }
+    d.deserialize_map(Rows)
+}
+
 /// Reads the index.
 pub(super) fn index(path: &Path) -> Result<Index, ModelError> {
     #[derive(Deserialize)]
     struct Raw {
+        #[serde(deserialize_with = "each_once")]
         weight_map: IndexMap<String, String>,
     }
     let text = super::read_small(path, MAX_INDEXED, AGAIN)?;

@@ -21,6 +21,12 @@ pub(crate) enum StoredType {
     },
     /// A block type of a GGUF file.
     Ggml(GgmlDType),
+    /// One that is known in size and that nothing here widens.
+    Blocks {
+        name: &'static str,
+        elements: usize,
+        bytes: usize,
+    },
 }
 
 /// The element types of the safetensors format: name, size in bits.
@@ -70,6 +76,37 @@ const GGML: &[(u32, GgmlDType, &str)] = &[
     (30, GgmlDType::BF16, "bf16"),
 ];
 
+/// Those that it does not: elements and bytes of a block. Their tensors are described, not loaded.
+const UNREAD: &[(u32, StoredType)] = &[
+    (16, blocks("iq2_xxs", 256, 66)),
+    (17, blocks("iq2_xs", 256, 74)),
+    (18, blocks("iq3_xxs", 256, 98)),
+    (19, blocks("iq1_s", 256, 50)),
+    (20, blocks("iq4_nl", 32, 18)),
+    (21, blocks("iq3_s", 256, 110)),
+    (22, blocks("iq2_s", 256, 82)),
+    (23, blocks("iq4_xs", 256, 136)),
+    (24, other("i8", 8)),
+    (25, other("i16", 16)),
+    (26, other("i32", 32)),
+    (27, other("i64", 64)),
+    (28, StoredType::F64),
+    (29, blocks("iq1_m", 256, 56)),
+    (34, blocks("tq1_0", 256, 54)),
+    (35, blocks("tq2_0", 256, 66)),
+    (39, blocks("mxfp4", 32, 17)),
+    (40, blocks("nvfp4", 64, 36)),
+    (41, blocks("q1_0", 128, 18)),
+];
+
+const fn blocks(name: &'static str, elements: usize, bytes: usize) -> StoredType {
+    StoredType::Blocks {
+        name,
+        elements,
+        bytes,
+    }
+}
+
 impl StoredType {
     /// The type of this name in a safetensors header.
     pub(crate) fn from_safetensors(name: &str) -> Option<Self> {
@@ -87,15 +124,16 @@ impl StoredType {
 
     /// The type of this number in a GGUF header.
     pub(crate) fn from_ggml(number: u32) -> Option<Self> {
-        GGML.iter()
-            .find(|(n, ..)| *n == number)
-            .map(|(_, t, _)| StoredType::Ggml(*t))
+        let read = GGML.iter().find(|(n, ..)| *n == number);
+        let unread = || UNREAD.iter().find(|(n, _)| *n == number).map(|(_, t)| *t);
+        read.map(|(_, t, _)| StoredType::Ggml(*t)).or_else(unread)
     }
 
     /// All numbers [`Self::from_ggml`] knows, with their names.
     pub(crate) fn ggml_names() -> String {
-        let names: Vec<String> = GGML.iter().map(|(n, _, s)| format!("{n} ({s})")).collect();
-        names.join(", ")
+        let read = GGML.iter().map(|(n, _, s)| format!("{n} ({s})"));
+        let unread = UNREAD.iter().map(|(n, t)| format!("{n} ({})", t.name()));
+        read.chain(unread).collect::<Vec<_>>().join(", ")
     }
 
     /// Its name in reports.
@@ -105,7 +143,7 @@ impl StoredType {
             StoredType::F32 => "f32",
             StoredType::F16 => "f16",
             StoredType::Bf16 => "bf16",
-            StoredType::Other { name, .. } => name,
+            StoredType::Other { name, .. } | StoredType::Blocks { name, .. } => name,
             StoredType::Ggml(t) => GGML
                 .iter()
                 .find(|(_, g, _)| *g == t)
@@ -128,6 +166,13 @@ impl StoredType {
                 }
                 return (count / t.block_size()).checked_mul(t.type_size());
             }
+            StoredType::Blocks {
+                elements, bytes, ..
+            } => {
+                let row = dims.last().copied().unwrap_or(1);
+                let whole = row.is_multiple_of(elements);
+                return whole.then(|| (count / elements).checked_mul(bytes))?;
+            }
         };
         let bits = count.checked_mul(bits)?;
         (bits % 8 == 0).then_some(bits / 8)
@@ -135,7 +180,7 @@ impl StoredType {
 
     /// Whether [`Self::widen`] can read it.
     pub(crate) fn is_weight(self) -> bool {
-        !matches!(self, StoredType::Other { .. })
+        !matches!(self, StoredType::Other { .. } | StoredType::Blocks { .. })
     }
 
     /// The values as f32. `bytes` has the length [`Self::bytes`] gives for `dims`, which are not empty.
@@ -145,7 +190,7 @@ impl StoredType {
             StoredType::F32 => each(&bytes, f32::from_le_bytes),
             StoredType::F16 => each(&bytes, |b: [u8; 2]| f16::from_le_bytes(b).to_f32()),
             StoredType::Bf16 => each(&bytes, |b: [u8; 2]| bf16::from_le_bytes(b).to_f32()),
-            StoredType::Other { name, .. } => {
+            StoredType::Other { name, .. } | StoredType::Blocks { name, .. } => {
                 candle_core::bail!("{name} is not a type of weights")
             }
             StoredType::Ggml(GgmlDType::F32) => each(&bytes, f32::from_le_bytes),
@@ -187,6 +232,14 @@ mod tests {
         assert_eq!(StoredType::Ggml(GgmlDType::Q4_1).bytes(&[64, 2]), None);
         assert_eq!(StoredType::F32.bytes(&[usize::MAX, 2]), None);
         assert_eq!(other("e2m1", 4).bytes(&[3]), None);
+        let iq = StoredType::from_ggml(23).unwrap();
+        assert_eq!((iq.name(), iq.is_weight()), ("iq4_xs", false));
+        assert_eq!(iq.bytes(&[2, 512]), Some(544));
+        assert_eq!(iq.bytes(&[512, 2]), None);
+        let numbers: Vec<u32> = (0..64)
+            .filter(|n| StoredType::from_ggml(*n).is_some())
+            .collect();
+        assert_eq!(numbers.len(), GGML.len() + UNREAD.len());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! text before anything else, the tokens around a text, and the way back. How a piece of text becomes tokens is in
 //! `splits` (with the `tokenizers` crate for the merges), `pieces` and `words`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use tokenizers::models::bpe::{Vocab, BPE};
@@ -37,6 +37,11 @@ const ENDS: &[&str] = &[
     "</s>",
     "<eos>",
 ];
+
+/// Models, by a part of their name in the file, whose whole tokens take the spaces behind them away; these do not.
+const TRIMMING: [&str; 2] = ["phi-3", "phi3"];
+const KEEP_SPACES: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+const ASCII_SPACES: [char; 6] = [' ', '\t', '\n', '\x0b', '\x0c', '\r'];
 
 /// What a token is, by the number in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +78,8 @@ pub(super) struct Vocabulary {
     kinds: Vec<Kind>,
     /// Tokens kept whole, longest first.
     whole: Vec<u32>,
+    /// Tokens kept whole that take the spaces behind them away.
+    trims: HashSet<u32>,
     cutter: Cutter,
     unknown: Option<u32>,
     before: Option<u32>,
@@ -157,6 +164,14 @@ pub(super) fn read(path: &Path, meta: &GgufMetadata) -> Result<Option<Vocabulary
         .map(|(id, _)| id)
         .collect();
     whole.sort_by_key(|id| std::cmp::Reverse(tokens[*id as usize].len()));
+    let trims = match meta.text("general.name").map(str::to_ascii_lowercase) {
+        Some(name) if TRIMMING.iter().any(|part| name.contains(part)) => {
+            let all = whole.iter().copied();
+            all.filter(|id| !KEEP_SPACES.contains(&tokens[*id as usize].as_str()))
+                .collect()
+        }
+        _ => HashSet::new(),
+    };
     let known = |id: u32| ((id as usize) < tokens.len()).then_some(id);
     let id = |key: &str| {
         meta.id(&format!("tokenizer.ggml.{key}_token_id"))
@@ -183,6 +198,7 @@ pub(super) fn read(path: &Path, meta: &GgufMetadata) -> Result<Option<Vocabulary
         ids,
         kinds,
         whole,
+        trims,
         cutter,
         tokens,
     }))
@@ -228,7 +244,11 @@ impl Vocabulary {
                     if i > 0 {
                         next.push(Part::Token(*id));
                     }
-                    next.push(Part::Text(piece));
+                    let trimmed = i > 0 && self.trims.contains(id);
+                    next.push(Part::Text(match trimmed {
+                        true => piece.trim_start_matches(ASCII_SPACES),
+                        false => piece,
+                    }));
                 }
             }
             parts = next;

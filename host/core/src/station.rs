@@ -1,0 +1,356 @@
+//! A plugin's device as a place of the graph: values that lie there, and forms that run there.
+//!
+//! A value made by a seat at a station stays there; the session copies it home when somebody else reads it. Weights
+//! and calls go to the form the device's plugin bound; all work of a station is in the order of one queue, so memory
+//! that comes back to its pool is not used again before whoever read it is done.
+//!
+//! Owns the copies and when memory is given back. Does not own which form runs on which device (`choose`), admission
+//! and counts of calls (`seat`), nor what copies cost in a unit's judgement (they are part of its time).
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use candle_core::{CpuStorage, Device, Storage, Tensor};
+use structures_graph::place::{Away, Held, Place};
+use structures_graph::GraphError;
+use structures_loader::{
+    BoundForm, Copies, DeviceMemory, DeviceTensor, DeviceTensorMut, LoaderError, Plugin,
+    PluginDevice, PluginError,
+};
+use structures_plugin_api::abi::DType;
+
+use crate::bind::Loaded;
+use crate::chain::{Port, PortMut};
+use crate::receipt::SeatDevice;
+use crate::seat::{AwayCall, CallFailure, Elsewhere, View};
+
+/// Code of a device that is gone.
+pub const DEVICE_LOST: &str = "device_lost";
+
+/// A device that seats run on.
+pub struct Station {
+    device: PluginDevice,
+    place: Place,
+    note: SeatDevice,
+}
+
+impl fmt::Debug for Station {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Station")
+            .field("place", &self.place)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Station {
+    /// Opens a device of a plugin, or shares it when it is open.
+    ///
+    /// # Errors
+    /// As [`Plugin::device`].
+    pub fn open(plugin: &Plugin, index: u32) -> Result<Arc<Self>, PluginError> {
+        let device = plugin.device(index)?;
+        let info = plugin.devices()?.iter().find(|d| d.index == index);
+        let (name, arch) = info.map_or_else(Default::default, |d| (d.name.clone(), d.arch.clone()));
+        Ok(Arc::new(Station {
+            device,
+            place: Place::new(&format!("{}:{index}", plugin.id())),
+            note: SeatDevice { index, name, arch },
+        }))
+    }
+
+    /// Its place.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// For receipts.
+    pub fn note(&self) -> &SeatDevice {
+        &self.note
+    }
+
+    /// The device.
+    pub fn device(&self) -> &PluginDevice {
+        &self.device
+    }
+
+    /// Copies a value there.
+    fn bring(self: &Arc<Self>, tensor: &Tensor) -> Result<Arc<Resident>, CallFailure> {
+        let tensor = tensor.contiguous().map_err(|e| invalid(e.to_string()))?;
+        let (storage, layout) = tensor.storage_and_layout();
+        let (Storage::Cpu(CpuStorage::F32(data)), Some((from, to))) =
+            (&*storage, layout.contiguous_offsets())
+        else {
+            return Err(invalid("an input is not f32 in host memory".into()));
+        };
+        let memory = self.filled(&data[from..to])?;
+        Ok(Arc::new(Resident {
+            station: Arc::clone(self),
+            memory: Arc::new(memory),
+            dims: tensor.dims().to_vec(),
+        }))
+    }
+
+    fn filled<T: structures_loader::Element>(
+        &self,
+        data: &[T],
+    ) -> Result<DeviceMemory, CallFailure> {
+        let mut memory = self.empty(size_of_val(data))?;
+        memory.copy_in(None, 0, data).map_err(failure)?;
+        Ok(memory)
+    }
+
+    fn empty(&self, bytes: usize) -> Result<DeviceMemory, CallFailure> {
+        self.device.lease(bytes as u64).map_err(failure)
+    }
+
+    /// A call of a form bound here on values wherever they lie. Outputs stay here; inputs that had to be brought are
+    /// told by position.
+    ///
+    /// # Errors
+    /// What kept the form from serving; [`DEVICE_LOST`] when the device is gone.
+    pub fn serve(
+        self: &Arc<Self>,
+        form: &BoundForm,
+        inputs: &[Option<Held>],
+        outputs: &[Vec<usize>],
+    ) -> AwayCall {
+        let mut brought: Vec<(usize, Arc<Resident>)> = Vec::new();
+        for (i, held) in inputs.iter().enumerate() {
+            let Some(held) = held.as_ref().filter(|h| h.at(&self.place).is_none()) else {
+                continue;
+            };
+            let tensor = held
+                .host()
+                .ok_or_else(|| invalid("an input lies elsewhere".into()))?;
+            brought.push((i, self.bring(tensor)?));
+        }
+        let mut next = brought.iter();
+        let mut views = Vec::with_capacity(inputs.len());
+        for held in inputs {
+            let Some(held) = held else {
+                views.push(DeviceTensor::ABSENT);
+                continue;
+            };
+            let resident = match held.at(&self.place) {
+                Some(away) => away.as_any().downcast_ref::<Resident>(),
+                None => next.next().map(|(_, resident)| &**resident),
+            };
+            let resident =
+                resident.ok_or_else(|| invalid("an input is not of this host".into()))?;
+            views.push(resident.tensor()?);
+        }
+        let mut memory = Vec::with_capacity(outputs.len());
+        for dims in outputs {
+            memory.push(self.empty(4 * dims.iter().product::<usize>())?);
+        }
+        {
+            let mut results: Vec<DeviceTensorMut<'_>> = memory
+                .iter_mut()
+                .zip(outputs)
+                .map(|(memory, dims)| memory.tensor_mut(DType::F32, dims).map_err(misfit))
+                .collect::<Result<_, _>>()?;
+            form.call_on(&self.device, None, &views, &mut results, &mut [])
+                .map_err(|e| failure_of(form, e))?;
+        }
+        let made = memory.into_iter().zip(outputs).map(|(memory, dims)| {
+            Held::Away(Arc::new(Resident {
+                station: Arc::clone(self),
+                memory: Arc::new(memory),
+                dims: dims.clone(),
+            }))
+        });
+        let made = made.collect();
+        let brought = brought
+            .into_iter()
+            .map(|(i, resident)| (i, resident as Arc<dyn Away>))
+            .collect();
+        Ok((made, brought))
+    }
+
+    /// A call between two copies, outputs in both directions: for trials, which poison them and look behind their end.
+    ///
+    /// # Errors
+    /// As [`Station::serve`].
+    pub fn copied(
+        &self,
+        form: &BoundForm,
+        inputs: &[View<'_>],
+        outputs: &mut [(Vec<f32>, Vec<usize>)],
+    ) -> Result<(), CallFailure> {
+        let ports: Vec<Port<'_>> = inputs
+            .iter()
+            .map(|view| view.map_or(Port::Absent, |(data, dims)| Port::Values(data, dims)))
+            .collect();
+        let mut results: Vec<PortMut<'_>> = outputs
+            .iter_mut()
+            .map(|(data, dims)| PortMut::Values(data, dims))
+            .collect();
+        self.copied_ports(form, &ports, &mut results)
+    }
+
+    /// The same for a form on a wire.
+    ///
+    /// # Errors
+    /// As [`Station::serve`].
+    pub fn copied_ports(
+        &self,
+        form: &BoundForm,
+        inputs: &[Port<'_>],
+        outputs: &mut [PortMut<'_>],
+    ) -> Result<(), CallFailure> {
+        let mut read = Vec::with_capacity(inputs.len());
+        for port in inputs {
+            read.push(match port {
+                Port::Absent => None,
+                Port::Values(data, dims) => Some((self.filled(data)?, DType::F32, *dims)),
+                Port::Codes(data, dims) => Some((self.filled(data)?, DType::E4m3, *dims)),
+            });
+        }
+        let mut written = Vec::with_capacity(outputs.len());
+        for port in outputs.iter() {
+            written.push(match port {
+                PortMut::Values(data, dims) => (self.filled(data)?, DType::F32, *dims),
+                PortMut::Codes(data, dims) => (self.filled(data)?, DType::E4m3, *dims),
+            });
+        }
+        {
+            let views: Vec<DeviceTensor<'_>> = read
+                .iter()
+                .map(|held| match held {
+                    None => Ok(DeviceTensor::ABSENT),
+                    Some((memory, dtype, dims)) => memory.tensor(*dtype, dims).map_err(misfit),
+                })
+                .collect::<Result<_, _>>()?;
+            let mut results: Vec<DeviceTensorMut<'_>> = written
+                .iter_mut()
+                .map(|(memory, dtype, dims)| memory.tensor_mut(*dtype, dims).map_err(misfit))
+                .collect::<Result<_, _>>()?;
+            form.call_on(&self.device, None, &views, &mut results, &mut [])
+                .map_err(|e| failure_of(form, e))?;
+        }
+        for (port, (memory, ..)) in outputs.iter_mut().zip(&written) {
+            match port {
+                PortMut::Values(data, _) => memory.copy_out(None, 0, data),
+                PortMut::Codes(data, _) => memory.copy_out(None, 0, data),
+            }
+            .map_err(failure)?;
+        }
+        Ok(())
+    }
+}
+
+/// A form at its station, as its seat sees it.
+pub(crate) struct Stationed {
+    loaded: Arc<Loaded>,
+    station: Arc<Station>,
+}
+
+impl Stationed {
+    pub(crate) fn at(loaded: Arc<Loaded>, station: Arc<Station>) -> Arc<dyn Elsewhere> {
+        Arc::new(Stationed { loaded, station })
+    }
+}
+
+impl Elsewhere for Stationed {
+    fn place(&self) -> &Place {
+        self.station.place()
+    }
+
+    fn copies(&self) -> Copies {
+        self.station.device.copies()
+    }
+
+    fn call(&self, inputs: &[Option<Held>], outputs: &[Vec<usize>]) -> AwayCall {
+        self.station.serve(self.loaded.form(), inputs, outputs)
+    }
+}
+
+/// A value that lies on a device.
+pub struct Resident {
+    station: Arc<Station>,
+    memory: Arc<DeviceMemory>,
+    dims: Vec<usize>,
+}
+
+impl fmt::Debug for Resident {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} at {}", self.dims, self.station.place)
+    }
+}
+
+impl Resident {
+    fn tensor(&self) -> Result<DeviceTensor<'_>, CallFailure> {
+        self.memory.tensor(DType::F32, &self.dims).map_err(misfit)
+    }
+}
+
+impl Away for Resident {
+    fn place(&self) -> &Place {
+        &self.station.place
+    }
+
+    fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    fn view(&self, dims: Vec<usize>) -> Arc<dyn Away> {
+        Arc::new(Resident {
+            station: Arc::clone(&self.station),
+            memory: Arc::clone(&self.memory),
+            dims,
+        })
+    }
+
+    fn fetch(&self) -> Result<Tensor, GraphError> {
+        let mut data = vec![0_f32; self.dims.iter().product()];
+        let copied = self.memory.copy_out(None, 0, &mut data);
+        // What was enqueued before answers here as well: nothing that lies there can be trusted any more.
+        copied.map_err(|e| GraphError::PlaceLost {
+            place: self.station.place.name().into(),
+            reason: e.to_string(),
+        })?;
+        Tensor::from_vec(data, self.dims.as_slice(), &Device::Cpu).map_err(|source| {
+            GraphError::Kernel {
+                op: "copy".into(),
+                at: self.station.place.name().into(),
+                source: Box::new(source),
+            }
+        })
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+fn invalid(message: String) -> CallFailure {
+    CallFailure {
+        code: "rt_device".into(),
+        message,
+        declined: true,
+    }
+}
+
+fn misfit(e: LoaderError) -> CallFailure {
+    CallFailure {
+        code: "argument".into(),
+        message: e.to_string(),
+        declined: false,
+    }
+}
+
+fn failure(e: PluginError) -> CallFailure {
+    CallFailure {
+        message: e.to_string(),
+        code: e.code,
+        declined: false,
+    }
+}
+
+fn failure_of(form: &BoundForm, e: PluginError) -> CallFailure {
+    CallFailure {
+        declined: !form.poisoned(),
+        ..failure(e)
+    }
+}

@@ -1,0 +1,278 @@
+//! Values that lie on a device with memory of its own, on the simulated one: who copies what, what is lost with it, what
+//! a receipt says of it.
+
+#![allow(clippy::unwrap_used)] // a test that panics has failed
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use structures::attach::{attach, auto_swaps, Options, Swaps};
+use structures::choose::Pin;
+use structures::gates::{Floors, Schedule};
+use structures::host::{Host, HostOptions, Loaded};
+use structures::progress::Silent;
+use structures::replay::replay;
+use structures::samples::{Sample, Samples};
+use structures::seat::OnGuardFail;
+use structures::station::Station;
+use structures::workload::{Runner, Workload};
+use structures_graph::session::Plan;
+use structures_graph::{OpKind, ValueId};
+use structures_tests::{build_dir, demo, plugins};
+
+const PLACED: [&str; 4] = ["norm_fused", "qkv_pack", "decoder_ffn", "linear_proj"];
+
+/// Every test runs in a process of its own, so that each has its own simulated device.
+fn environment(sim: &[(&str, &str)]) {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| {
+        std::env::set_var("STRUCTURES_SCANNER", build_dir().join("structures"));
+        std::env::set_var("STRUCTURES_CACHE_DIR", build_dir().join("test-cache"));
+        std::env::set_var("STRUCTURES_PLUGIN_PATH", "");
+        sim.iter().for_each(|(k, v)| std::env::set_var(k, v));
+    });
+}
+
+fn host(dir: &Path) -> Host {
+    Host::open(&HostOptions {
+        plugins: vec![dir.to_path_buf()],
+        ..HostOptions::default()
+    })
+    .unwrap()
+}
+
+fn samples() -> Samples {
+    let sample = |i: u32| Sample {
+        tokens: (0..24).map(|t| (t * 37 + i * 11) % 250 + 1).collect(),
+        origin: format!("made#{i}"),
+    };
+    Samples::new("made", (0..3).map(sample).collect()).unwrap()
+}
+
+/// Every structure of `PLACED` by portable's forms on this device.
+fn options(device: u32) -> Options {
+    let pin = |s: &&str| Pin::parse(&format!("{s}=portable@{device}")).unwrap();
+    Options {
+        scheme: "fp8_static".into(),
+        workload: Some(Workload::Prefill),
+        percentile: 99.9,
+        structures: PLACED.iter().map(|s| (*s).to_string()).collect(),
+        floors: Floors::default(),
+        min_speedup: 0.0,
+        schedule: Schedule::new(1, 1).unwrap(),
+        on_guard_fail: OnGuardFail::Fallback,
+        pins: PLACED.iter().map(pin).collect(),
+        all_positions: false,
+        adopt: None,
+    }
+}
+
+fn swaps(host: &Host, model: &Loaded, options: &Options) -> Swaps {
+    auto_swaps(host, model, &samples(), options, &Silent).unwrap()
+}
+
+fn logits(model: &Loaded, plan: &Plan) -> Result<Vec<u32>, structures_graph::GraphError> {
+    let runner = Runner::new(model.session(), 8);
+    let tokens = [5, 9, 2, 7];
+    let out = runner.step(plan, &tokens, 0, &mut runner.state(), None)?;
+    let data = out.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    Ok(data.into_iter().map(f32::to_bits).collect())
+}
+
+/// Values that cross between placed seats and everything else, from the graph alone: in, out.
+fn edges(plan: &Plan, model: &Loaded) -> (u64, u64) {
+    let graph = model.session().graph();
+    // A reshape of a value is the value.
+    let source = |mut v: ValueId| loop {
+        match graph.producer(v) {
+            Some((op, _)) if graph.op(op).kind == OpKind::Reshape => {
+                v = graph.op(op).inputs[0].unwrap();
+            }
+            _ => return v,
+        }
+    };
+    let inside: BTreeSet<usize> = plan
+        .installs()
+        .iter()
+        .flat_map(|i| i.ops.iter().map(|op| op.0))
+        .collect();
+    let made: BTreeSet<usize> = plan
+        .installs()
+        .iter()
+        .flat_map(|i| i.outputs.iter().map(|v| v.0))
+        .collect();
+    let read: BTreeSet<usize> = plan
+        .installs()
+        .iter()
+        .flat_map(|i| i.inputs.iter().flatten().map(|v| source(*v).0))
+        .collect();
+    let by_host: BTreeSet<usize> = graph
+        .op_ids()
+        .filter(|op| !inside.contains(&op.0) && graph.op(*op).kind != OpKind::Reshape)
+        .flat_map(|op| graph.op(op).inputs.iter().flatten().copied())
+        .chain(graph.outputs.iter().map(|(_, v)| *v))
+        .map(|v| source(v).0)
+        .collect();
+    let into = read.difference(&made).count() as u64;
+    let out = made.intersection(&by_host).count() as u64;
+    (into, out)
+}
+
+#[test]
+fn neighbours_pass_values_without_copies_and_real_edges_copy_once() {
+    environment(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let host = host(dir.path());
+    let model = Loaded::open(&demo()).unwrap();
+    let there = swaps(&host, &model, &options(1));
+    let here = swaps(&host, &model, &options(0));
+    assert_eq!(there.seats.len(), here.seats.len());
+    assert!(
+        there.seats.len() >= 6,
+        "{:?} {:?}",
+        there
+            .seats
+            .iter()
+            .map(|s| s.key.clone())
+            .collect::<Vec<_>>(),
+        there.refused
+    );
+    assert!(there
+        .seats
+        .iter()
+        .all(|s| s.report().form.device == "portable:1"));
+    assert!(here.seats.iter().all(|s| s.report().form.device == "cpu"));
+    let station = Station::open(host.registry.plugin("portable").unwrap(), 1).unwrap();
+    let before = station.device().copies();
+    let got = logits(&model, &there.plan).unwrap();
+    let made = station.device().copies().since(&before);
+    assert_eq!(got, logits(&model, &here.plan).unwrap());
+    let (into, out) = edges(&there.plan, &model);
+    assert_eq!((made.copies_in, made.copies_out), (into, out));
+    let installs = there.plan.installs().iter();
+    let apart: usize = installs
+        .map(|i| i.inputs.iter().flatten().count() + i.outputs.len())
+        .sum();
+    assert!(
+        into + out < apart as u64,
+        "{into} + {out}, {apart} if every seat copied"
+    );
+    assert!(there.seats.iter().all(|s| s.ledger.counts().fallbacks == 0));
+    // Again: as many copies, and memory that went back to the pool.
+    let before = station.device().copies();
+    logits(&model, &there.plan).unwrap();
+    assert_eq!(station.device().copies().since(&before), made);
+}
+
+/// Everything bound on a device that is gone after so many operations.
+fn bound(lose_after: u64, mode: OnGuardFail) -> (Loaded, Swaps) {
+    std::env::set_var("STRUCTURES_SIM_LOSE_AFTER", lose_after.to_string());
+    environment(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let host = host(dir.path());
+    let model = Loaded::open(&demo()).unwrap();
+    let options = Options {
+        on_guard_fail: mode,
+        ..options(1)
+    };
+    let swaps = swaps(&host, &model, &options);
+    (model, swaps)
+}
+
+/// Bound on a device that is gone soon afterwards, in the middle of a run: the smallest number of operations with
+/// which everything can be bound is found by halving.
+fn bound_and_soon_lost(mode: OnGuardFail) -> (Loaded, Swaps) {
+    let (_, all) = bound(1 << 40, mode);
+    let (mut few, mut enough) = (0, 1 << 14);
+    while enough - few > 1 {
+        let half = (few + enough) / 2;
+        match bound(half, mode).1.seats.len() == all.seats.len() {
+            true => enough = half,
+            false => few = half,
+        }
+    }
+    // Into the run: a few copies and a call are behind it.
+    bound(enough + 25, mode)
+}
+
+#[test]
+fn a_device_lost_in_a_run_gives_every_seat_back_and_the_run_goes_on_exactly() {
+    let (model, swaps) = bound_and_soon_lost(OnGuardFail::Fallback);
+    let host = logits(&model, &model.session().host_plan()).unwrap();
+    for _ in 0..2 {
+        assert_eq!(logits(&model, &swaps.plan).unwrap(), host);
+    }
+    let served: u64 = swaps
+        .seats
+        .iter()
+        .map(|s| s.ledger.counts().form_calls)
+        .sum();
+    assert!(served > 0, "it was lost before the first call");
+    for seat in &swaps.seats {
+        let counts = seat.ledger.counts();
+        assert!(counts.detached, "{}", seat.key);
+        let reason = counts.last_reason.unwrap_or_default();
+        assert!(reason.starts_with("device_lost"), "{}: {reason}", seat.key);
+    }
+}
+
+#[test]
+fn a_device_lost_in_a_run_ends_it_where_the_caller_said_so() {
+    let (model, swaps) = bound_and_soon_lost(OnGuardFail::Raise);
+    let error = logits(&model, &swaps.plan).unwrap_err().to_string();
+    assert!(error.contains("device_lost"), "{error}");
+}
+
+#[test]
+fn a_device_its_code_was_not_built_for_is_refused_by_name() {
+    environment(&[
+        ("STRUCTURES_SIM_ARCH", "sm_90a"),
+        ("STRUCTURES_SIM_BUILT_FOR", "sm_120a"),
+    ]);
+    let dir = plugins(&["portable"]);
+    let host = host(dir.path());
+    let model = Loaded::open(&demo()).unwrap();
+    let swaps = swaps(&host, &model, &options(1));
+    assert!(swaps.seats.is_empty());
+    let codes: BTreeSet<&str> = swaps.refused.iter().map(|r| r.code.as_str()).collect();
+    assert!(codes.contains("arch_not_declared"), "{codes:?}");
+}
+
+#[test]
+fn a_receipt_names_the_device_and_the_copies_and_binds_there_again() {
+    environment(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let host = host(dir.path());
+    let model = Loaded::open(&demo()).unwrap();
+    let attached = attach(&host, &model, &samples(), &options(1), &Silent).unwrap();
+    let receipt = &attached.receipt;
+    assert!(!receipt.seats.is_empty(), "{:?}", receipt.units);
+    for seat in &receipt.seats {
+        let device = seat.device.as_ref().unwrap();
+        assert_eq!((device.index, device.arch.as_str()), (1, "sm_90a"));
+    }
+    for unit in receipt.units.iter().filter(|u| u.outcome == "activated") {
+        assert_eq!(unit.device, Some(1), "{}", unit.name);
+        assert_eq!(unit.copies.len(), 1, "{}", unit.name);
+        assert_eq!(unit.copies[0].device, "portable:1");
+        assert!(unit.copies[0].copies_in > 0 && unit.copies[0].bytes_out > 0);
+    }
+    let alone: u64 = receipt
+        .units
+        .iter()
+        .flat_map(|u| &u.copies)
+        .map(|c| c.copies_in)
+        .sum();
+    let union = &receipt.union.as_ref().unwrap().copies[0];
+    assert!(
+        union.copies_in < alone,
+        "{} together, {alone} apart",
+        union.copies_in
+    );
+    let (plan, _) = replay(&host, &model, receipt, &[5, 9, 2, 7], OnGuardFail::Raise).unwrap();
+    assert_eq!(
+        logits(&model, &plan).unwrap(),
+        logits(&model, &attached.plan).unwrap()
+    );
+}
