@@ -295,9 +295,9 @@ pub struct ProbeArgs {
     /// Only this form.
     #[arg(long)]
     pub form: Option<String>,
-    /// Device; 0 is the CPU.
-    #[arg(long, default_value_t = 0)]
-    pub device: u32,
+    /// Device, 0 is the CPU; where it is not given, the one each plugin's form is made for.
+    #[arg(long)]
+    pub device: Option<u32>,
     /// Rows to launch at.
     #[arg(long, value_delimiter = ',', default_value = "1")]
     pub rows: Vec<u64>,

@@ -501,11 +501,6 @@ impl Drop for Module {
 }
 
 impl Kernel {
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Where it runs.
     pub fn context(&self) -> &Arc<Context> {
         &self.module.context

@@ -44,6 +44,11 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
 }
 
 fn measured(bench: &Bench<'_>, case: &Prepared<'_>) -> Result<Verdict, SuiteError> {
+    if bench.device() != 0 {
+        return Ok(Verdict::Skipped(
+            "it holds memory of a device, which no heap shows".into(),
+        ));
+    }
     let heap = || bench.cx.throwaway.heap_bytes().unwrap_or(0);
     let plugin = bench.cx.loaded.plugin();
     let inputs = rooms(&case.inputs(), Lay::default());

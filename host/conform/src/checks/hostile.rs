@@ -3,7 +3,7 @@
 //! Where a success would be a lie (nowhere to put an answer, views that are none), it is a fault, too. Memory around
 //! the outputs is watched all along.
 
-use structures_loader::{BoundForm, RawBind, NULL_CALLS, NULL_ENTRIES};
+use structures_loader::{RawBind, NULL_CALLS, NULL_ENTRIES};
 use structures_plugin_api::abi::{TensorView, STATUS_OK};
 use structures_suite::SuiteError;
 
@@ -227,7 +227,7 @@ fn poke(
     what: &str,
     seed: u64,
 ) -> Option<Verdict> {
-    let bound: BoundForm = bench.bind().ok()?;
+    let bound = bench.bind_direct().ok()?;
     let answer = bound.call_raw(bench.cx.throwaway, from, to, &[]);
     (due && answer.is_ok())
         .then(|| Code::ArgumentAccepted.at(seed, format!("{what}: answered success")))
