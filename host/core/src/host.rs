@@ -10,7 +10,7 @@ use structures_graph::session::Session;
 use structures_graph::{Graph, ModuleTree};
 use structures_loader::{Plugin, Registry, ScanOptions};
 use structures_models::{Description, Model};
-use structures_plugin_api::describe::ProbeShapes;
+use structures_plugin_api::describe::{FormDecl, ProbeShapes};
 
 use crate::choose::{Choice, Pin};
 use crate::decisions::Store;
@@ -79,8 +79,8 @@ impl Host {
         for plugin in self.registry.loaded() {
             let d = plugin.description();
             let reference = d.role.as_deref() == Some("reference");
-            for device in devices_of(plugin) {
-                list.extend(d.forms.iter().map(|form| Choice {
+            for form in &d.forms {
+                list.extend(devices_of(plugin, form).into_iter().map(|device| Choice {
                     plugin: &d.id,
                     reference,
                     form,
@@ -96,7 +96,6 @@ impl Host {
         let mut list = Vec::new();
         for plugin in self.registry.loaded() {
             let d = plugin.description();
-            let devices = devices_of(plugin);
             let mut formats: Vec<&str> = d.forms.iter().map(|f| f.format.as_str()).collect();
             formats.sort_unstable();
             formats.dedup();
@@ -105,7 +104,9 @@ impl Host {
                 let mut probed = false;
                 let mut present = Vec::new();
                 let forms = d.forms.iter().filter(|f| f.format == format);
-                for (form, device) in forms.flat_map(|f| devices.iter().map(move |d| (f, *d))) {
+                let placed =
+                    forms.flat_map(|f| devices_of(plugin, f).into_iter().map(move |d| (f, d)));
+                for (form, device) in placed {
                     match plugin.probe(&form.name, device, &admitted_shapes(form)) {
                         Ok(report) => {
                             probed |= report.probed;
@@ -330,21 +331,14 @@ impl Loaded {
     }
 }
 
-/// Numbers of the devices a plugin's forms may run on: the CPU when it was built for it, and those it offers. A plugin
-/// for other devices that offers none is asked for its first one, so that its own reason is told.
-pub fn devices_of(plugin: &Plugin) -> Vec<u32> {
-    let mut list = Vec::new();
-    if plugin.serves_cpu() {
-        list.push(0);
+/// Numbers of the devices a form may run on. One that has code for none of what is here is asked for the device its
+/// plugin would need, so that the plugin's own reason is told.
+pub fn devices_of(plugin: &Plugin, form: &FormDecl) -> Vec<u32> {
+    let places = plugin.places(&form.structure, &form.name);
+    match places.is_empty() {
+        true => vec![u32::from(!plugin.serves_cpu())],
+        false => places,
     }
-    match plugin.devices() {
-        Ok(devices) => list.extend(devices.iter().map(|d| d.index)),
-        Err(e) => tracing::debug!(plugin = %plugin.id(), "devices: {e}"),
-    }
-    if list.is_empty() {
-        list.push(1);
-    }
-    list
 }
 
 /// Shapes the declaration of a form admits: the smallest rows, the smallest dims, the first accepted variants.
