@@ -331,14 +331,19 @@ impl Loaded {
     }
 }
 
-/// Numbers of the devices a form may run on. One that has code for none of what is here is asked for the device its
-/// plugin would need, so that the plugin's own reason is told.
+/// Numbers of the devices a form is tried on: the CPU where it has code for it, and every device its plugin offers, so
+/// that one it has no code for is refused by name. Where there is neither, the device its plugin would need is asked, for
+/// the plugin's own reason.
 pub fn devices_of(plugin: &Plugin, form: &FormDecl) -> Vec<u32> {
-    let places = plugin.places(&form.structure, &form.name);
-    match places.is_empty() {
-        true => vec![u32::from(!plugin.serves_cpu())],
-        false => places,
+    let mut list = Vec::new();
+    if plugin.places(&form.structure, &form.name).contains(&0) {
+        list.push(0);
     }
+    list.extend(plugin.devices().unwrap_or_default().iter().map(|d| d.index));
+    if list.is_empty() {
+        list.push(u32::from(!plugin.serves_cpu()));
+    }
+    list
 }
 
 /// Shapes the declaration of a form admits: the smallest rows, the smallest dims, the first accepted variants.
