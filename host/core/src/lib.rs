@@ -12,6 +12,7 @@ pub mod adopt;
 pub mod attach;
 pub mod bind;
 mod bound_seam;
+pub mod cadence;
 pub mod chain;
 pub mod choose;
 pub mod decisions;
