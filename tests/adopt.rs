@@ -585,3 +585,40 @@ fn b_248_the_program_prints_the_summary() {
         "{log}"
     );
 }
+
+#[test]
+fn fault_packed_rows_changed_after_their_receipt() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = gguf(dir.path(), |_| GgmlDType::Q8_0);
+    let model = Loaded::open(&path).unwrap();
+    let portable = plugins(&["portable"]);
+    let host = host(portable.path());
+    let wish = options(Some(Wish::everything()));
+    let done = attach(&host, &model, &samples(), &wish, &Silent).unwrap();
+    let again = |model: &Loaded, receipt| {
+        replay(&host, model, receipt, &[5, 9, 2, 7], OnGuardFail::Fallback).map(|_| ())
+    };
+    again(&model, &done.receipt).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    // One bit of one code.
+    let mut bytes = whole.clone();
+    let at = bytes.len() - 40;
+    bytes[at] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let error = again(&Loaded::open(&path).unwrap(), &done.receipt).unwrap_err();
+    assert_eq!(error.code(), "receipt_mismatch");
+    assert!(error.to_string().contains("sha256"), "{error}");
+    // The same values in another format are not the rows it was bound with.
+    std::fs::write(&path, &whole).unwrap();
+    let mut other = done.receipt.clone();
+    let adopted = other.adopted.as_mut().unwrap();
+    for format in adopted.seats[0].packed.values_mut() {
+        *format = "q4_0".into();
+    }
+    let error = again(&model, &other).unwrap_err();
+    assert_eq!(error.code(), "receipt_mismatch");
+    assert!(error.to_string().contains("packed"), "{error}");
+    // Rows that end too early never get that far.
+    std::fs::write(&path, &whole[..whole.len() - 40]).unwrap();
+    assert!(Loaded::open(&path).is_err());
+}

@@ -5,6 +5,7 @@
 
 mod adjudicate;
 mod adopt;
+mod compose;
 mod door;
 mod wires;
 
@@ -18,8 +19,9 @@ use structures_plugin_api::formats::BlockFormat;
 use structures_seams::{resolve_ownership, Claim};
 
 use crate::adopt::{Adopted, Blocks, Wish};
-use crate::bind::{installs, Bench, Bound, NotBound};
+use crate::bind::{brokers, installs, Bench, Bound, NotBound};
 use crate::choose::{order_decided, qualify, Choice, Pin, Wanted};
+use crate::compose::{self as composing, BlockNote};
 use crate::decisions::{self, Resolved};
 use crate::digest;
 use crate::environment::cpu_name;
@@ -27,7 +29,7 @@ use crate::error::Error;
 use crate::gates::{Floors, OutputKind, Schedule};
 use crate::host::{Host, Loaded};
 use crate::judge::{summary, Judge};
-use crate::observe::Watch;
+use crate::observe::{Conditionings, Watch};
 use crate::precision::{self, Descriptor, PrecisionSpec};
 use crate::progress::Progress;
 use crate::receipt::{
@@ -38,7 +40,8 @@ use crate::samples::Samples;
 use crate::schemes::{self, Decision, SchemeRecord, Selected};
 use crate::seat::{OnGuardFail, Seat, SeatReport};
 use crate::sites::{Site, Survey};
-use crate::stats::{self, Calibration, Collector};
+use crate::stats::{self, Calibration, CallContent, Collector, Content};
+use crate::steps::{self, BrokerNote};
 use crate::workload::{Runner, Scores, Workload};
 
 pub use adjudicate::{adjudicate, Adjudication};
@@ -220,6 +223,7 @@ pub fn auto_swaps(
             taken.extend(bound);
         }
     }
+    brokers(&taken);
     let plan = prepared.plan(installs(&taken))?;
     let all = prepared.adopted.iter().chain(&taken);
     let seats = all.map(|b| b.seat.clone()).collect();
@@ -292,6 +296,12 @@ struct Prepared<'a> {
     adoption: Option<Adopted>,
     /// Wires that were bound.
     negotiated: Vec<WireNote>,
+    /// Brokers that were formed.
+    brokers: Vec<BrokerNote>,
+    /// Blocks that were composed.
+    composed: Vec<BlockNote>,
+    /// What was done, in order.
+    stages: Vec<&'static str>,
 }
 
 impl<'a> Prepared<'a> {
@@ -319,7 +329,11 @@ impl<'a> Prepared<'a> {
         let survey = host.survey(model, &options.structures)?;
         let mut seams: Vec<schemes::Seam> =
             survey.sites.iter().map(|s| scheme_seam(host, s)).collect();
-        let scheme_plan = schemes::plan(selected.scheme.as_ref(), &seams)?;
+        let mut scheme_plan = schemes::plan(selected.scheme.as_ref(), &seams)?;
+        let conditionings = conditionings(&survey);
+        scheme_plan
+            .contents
+            .extend(conditionings.iter().map(|(key, _)| key.clone()));
         // Known before a sample is spent, and recorded then.
         let refused = scheme_plan
             .undelivered_forms(selected.scheme.as_ref(), &seams)
@@ -373,6 +387,14 @@ impl<'a> Prepared<'a> {
             workload,
             options.all_positions,
         )?;
+        calibration.contents.extend(observe_steps(
+            &runner,
+            &plan,
+            &conditionings,
+            samples,
+            workload,
+            options.all_positions,
+        )?);
         // A judged sample that was fitted too says nothing about others, however it got there.
         let seen = judged
             .iter()
@@ -441,12 +463,22 @@ impl<'a> Prepared<'a> {
             adopted: Vec::new(),
             adoption: None,
             negotiated: Vec::new(),
+            brokers: Vec::new(),
+            composed: Vec::new(),
+            stages: vec!["discover", "locate", "calibrate", "scheme"],
         };
         if let Some(wish) = &options.adopt {
             progress.stage("adopt", 0);
             prepared.adopt(wish)?;
         }
         Ok(prepared)
+    }
+
+    /// Records a stage when it is first done.
+    fn did(&mut self, stage: &'static str) {
+        if !self.stages.contains(&stage) {
+            self.stages.push(stage);
+        }
     }
 
     /// Records a refusal, unless the plan already told the same of this form here.
@@ -650,16 +682,15 @@ impl<'a> Prepared<'a> {
             let reason = format!("`{owner}` keeps an operation of span `{name}`");
             return not(blank("owned_by", reason));
         }
+        if let Err(reason) = self.host.check_memory() {
+            return not(blank("insufficient_memory", reason));
+        }
         if let Err((code, reason)) = self.scheme_admits(site, choice) {
             return not(blank(code, reason));
         }
         let scheme = match &self.decisions[site] {
             Decision::Route { params, .. } => params.clone().into_iter().collect(),
             _ => BTreeMap::new(),
-        };
-        let Some(plugin) = self.host.registry.plugin(choice.plugin) else {
-            let reason = format!("plugin `{}` is not loaded", choice.plugin);
-            return not(blank("plugin_unknown", reason));
         };
         let bench = Bench {
             session: self.model.session(),
@@ -668,6 +699,13 @@ impl<'a> Prepared<'a> {
             on_guard_fail: self.options.on_guard_fail,
             scheme: &scheme,
             blocks: &Blocks::new(),
+        };
+        if choice.is_own() {
+            return bench.bind_table(s, span, choice, rows);
+        }
+        let Some(plugin) = self.host.registry.plugin(choice.plugin) else {
+            let reason = format!("plugin `{}` is not loaded", choice.plugin);
+            return not(blank("plugin_unknown", reason));
         };
         bench.bind(s, span, choice, plugin, rows)
     }
@@ -760,6 +798,8 @@ impl<'a> Prepared<'a> {
         let mut active: Vec<Bound> = Vec::new();
         let mut units: Vec<UnitNote> = Vec::new();
         let mut alive: BTreeSet<usize> = self.eligible().collect();
+        self.did("ownership");
+        self.did("wires");
         progress.stage("wires", 0);
         active.extend(self.wires(&judge, &mut alive, &mut units)?);
         let mut lost: Vec<(usize, String)>;
@@ -787,6 +827,7 @@ impl<'a> Prepared<'a> {
             });
             active.extend(self.structure(&judge, &name, sites, &round.owners, &mut units)?);
         }
+        self.compose(&judge, &mut active, &mut units)?;
         let union = self.union(&judge, &mut active, progress)?;
         for (site, owner) in lost {
             let s = &self.survey.sites[site];
@@ -893,6 +934,7 @@ impl<'a> Prepared<'a> {
         let at = device.map_or(String::new(), |d| format!("@{d}"));
         let label = format!("{name} {}:{}{at}", choice.plugin, choice.form.name);
         judge.progress.stage(&format!("bind {label}"), sites.len());
+        self.did("bind");
         let mut bounds: Vec<Bound> = Vec::new();
         let mut verdict: Option<(String, String)> = None;
         let mut last = None;
@@ -936,6 +978,8 @@ impl<'a> Prepared<'a> {
                 judge
                     .progress
                     .stage(&format!("judge {label}"), self.judging());
+                self.brokers.extend(brokers(&bounds));
+                self.did("gate");
                 let seats: Vec<Arc<Seat>> = bounds.iter().map(|b| b.seat.clone()).collect();
                 judge.judge(installs(&bounds), &seats, &self.rows_at(&bounds))?
             }
@@ -962,7 +1006,11 @@ impl<'a> Prepared<'a> {
         }
         progress.stage("judge union", self.judging());
         let seats: Vec<Arc<Seat>> = active.iter().map(|b| b.seat.clone()).collect();
-        let mut note = judge.judge(installs(active.iter()), &seats, &self.rows_at(active))?;
+        let mut note = judge.judge(
+            installs(active.iter()),
+            &seats,
+            &self.rows_at(active.iter()),
+        )?;
         note.name = "union".into();
         let names = |f: fn(&SeatNote) -> String| -> String {
             let set: BTreeSet<String> = active.iter().map(|b| f(&b.note)).collect();
@@ -1002,7 +1050,7 @@ impl<'a> Prepared<'a> {
     }
 
     /// Rows observed at these seats, each as often as at the seat that saw it most.
-    fn rows_at(&self, bounds: &[Bound]) -> Vec<u64> {
+    fn rows_at<'b>(&self, bounds: impl IntoIterator<Item = &'b Bound>) -> Vec<u64> {
         let mut most: BTreeMap<u64, usize> = BTreeMap::new();
         for bound in bounds {
             let here = |i: &usize| {
@@ -1166,7 +1214,25 @@ impl<'a> Prepared<'a> {
                 }
                 std::mem::take(&mut self.negotiated)
             },
-            stages: STAGES.iter().map(|s| (*s).to_string()).collect(),
+            brokers: {
+                let seated = |n: &&BrokerNote, key: &String| {
+                    let mut notes = active.iter().map(|b| &b.note);
+                    notes.any(|s| {
+                        s.key == *key && s.structure == n.structure && s.form == steps::FORM
+                    })
+                };
+                self.brokers
+                    .iter()
+                    .filter(|n| n.members.iter().all(|key| seated(n, key)))
+                    .cloned()
+                    .collect()
+            },
+            blocks: {
+                let stays = |name: &String| active.iter().any(|b| composing::seat_name(b) == *name);
+                let whole = |n: &&BlockNote| n.linked.iter().chain(&n.parts).all(stays);
+                self.composed.iter().filter(whole).cloned().collect()
+            },
+            stages: self.stages.iter().map(|s| (*s).to_string()).collect(),
             units,
             union,
             ledger,
@@ -1373,6 +1439,46 @@ pub(crate) fn span_contents(
         Some(&mut watch),
     )?;
     Ok(watch.into_contents())
+}
+
+/// Points whose content is a step of a loop, with their values.
+fn conditionings(survey: &Survey<'_>) -> Vec<(String, ValueId)> {
+    let mut found = Vec::new();
+    for site in &survey.sites {
+        let Some(declared) = steps::declared(site.spec) else {
+            continue;
+        };
+        let span = site.spans.iter().find(|s| s.name == declared.span);
+        let value = span.and_then(|s| s.inputs.first()?.1);
+        found.extend(value.map(|v| (site.point_key(&declared.point), v)));
+    }
+    found
+}
+
+/// What the loop feeds there, over the workload of every sample: a step is no statistic, so none is held out.
+fn observe_steps(
+    runner: &Runner<'_>,
+    plan: &Plan,
+    conditionings: &[(String, ValueId)],
+    samples: &Samples,
+    workload: Workload,
+    all_positions: bool,
+) -> Result<BTreeMap<String, Content>, Error> {
+    let mut watch = Conditionings::new(conditionings.iter().map(|(_, v)| *v));
+    if !watch.is_empty() {
+        let all: Vec<Vec<u32>> = samples.samples().iter().map(|s| s.tokens.clone()).collect();
+        runner.score(plan, &all, workload, all_positions, Some(&mut watch), || {})?;
+    }
+    let content = |(key, v): &(String, ValueId)| {
+        let (width, rows) = watch.rows(*v)?;
+        let call = |row: &[f32]| CallContent {
+            dims: vec![1, width],
+            values: row.to_vec(),
+        };
+        let calls = rows.chunks_exact(width.max(1)).map(call).collect();
+        Some((key.clone(), Content { calls }))
+    };
+    Ok(conditionings.iter().filter_map(content).collect())
 }
 
 /// Rows every site sees under the workload, ascending.

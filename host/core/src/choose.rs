@@ -11,6 +11,7 @@ use structures_plugin_api::describe::{DimBand, FormDecl};
 
 use crate::receipt::RefusalNote;
 use crate::sites::Site;
+use crate::steps;
 
 /// One form of one plugin, as a choice.
 #[derive(Clone, Debug)]
@@ -23,6 +24,13 @@ pub struct Choice<'p> {
     pub form: &'p FormDecl,
     /// Number of the plugin's device it would run on; 0 is the CPU.
     pub device: u32,
+}
+
+impl Choice<'_> {
+    /// Offered by the host itself.
+    pub fn is_own(&self) -> bool {
+        self.plugin == steps::PROVIDER && self.form.name == steps::FORM
+    }
 }
 
 /// `STRUCTURE=PLUGIN[:FORM][@DEVICE]`
@@ -150,6 +158,17 @@ pub fn qualify(
     dtype: &str,
     rows: &[u64],
 ) -> Result<usize, RefusalNote> {
+    qualify_at(site, choice, dtype, rows, |_| true)
+}
+
+/// The same among some of the site's spans, by their index.
+pub fn qualify_at(
+    site: &Site<'_>,
+    choice: &Choice<'_>,
+    dtype: &str,
+    rows: &[u64],
+    wanted: impl Fn(usize) -> bool,
+) -> Result<usize, RefusalNote> {
     let form = choice.form;
     let refuse = |code: &str, reason: String| {
         Err(RefusalNote {
@@ -185,7 +204,10 @@ pub fn qualify(
     let offered: Vec<usize> = form
         .spans
         .iter()
-        .flat_map(|name| (0..site.spans.len()).filter(|i| site.spans[*i].name == *name))
+        .flat_map(|name| {
+            let named = (0..site.spans.len()).filter(|i| site.spans[*i].name == *name);
+            named.filter(|i| wanted(*i)).collect::<Vec<_>>()
+        })
         .collect();
     let Some(first) = offered.first() else {
         let held: Vec<&str> = site.spans.iter().map(|s| s.name.as_str()).collect();
