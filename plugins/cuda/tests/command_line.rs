@@ -70,12 +70,24 @@ fn without_a_driver_everything_says_so_and_nothing_breaks() {
     }
     let dir = plugins(&["cuda", "x86"]);
     let (code, document, _) = run(structures(dir.path()).args(["plugins", "list"]));
-    let row = list(&document, "plugins").into_iter().find(|p| p["id"] == "cuda");
+    let row = list(&document, "plugins")
+        .into_iter()
+        .find(|p| p["id"] == "cuda");
     let row = row.expect("listed");
-    assert_eq!((code, row["outcome"].as_str()), (0, Some("loaded")), "{row}");
+    assert_eq!(
+        (code, row["outcome"].as_str()),
+        (0, Some("loaded")),
+        "{row}"
+    );
     assert_eq!(row["forms"], 11);
-    let archs: Vec<&str> = list(row, "archs").iter().filter_map(|a| a.as_str()).collect();
-    assert!(archs.contains(&"sm_90a") && archs.contains(&"sm_80+PTX"), "{archs:?}");
+    let archs: Vec<&str> = list(row, "archs")
+        .iter()
+        .filter_map(|a| a.as_str())
+        .collect();
+    assert!(
+        archs.contains(&"sm_90a") && archs.contains(&"sm_80+PTX"),
+        "{archs:?}"
+    );
 
     let (code, document, _) = run(structures(dir.path()).args(["probe", "--plugin", "cuda"]));
     assert_eq!(code, 3);
@@ -83,14 +95,34 @@ fn without_a_driver_everything_says_so_and_nothing_breaks() {
     assert_eq!(probes.len(), 11);
     for probe in probes {
         assert_eq!(probe["code"], "driver_absent", "{probe}");
-        assert_eq!((&probe["probed"], &probe["launched"]), (&false.into(), &false.into()));
-        assert!(probe["reason"].as_str().expect("a reason").contains("libcuda.so"), "{probe}");
+        assert_eq!(
+            (&probe["probed"], &probe["launched"]),
+            (&false.into(), &false.into())
+        );
+        assert!(
+            probe["reason"]
+                .as_str()
+                .expect("a reason")
+                .contains("libcuda.so"),
+            "{probe}"
+        );
     }
 
     let (code, document, _) = run(structures(dir.path()).args(["devices"]));
-    assert_eq!((code, list(&document, "devices").len()), (0, 1), "the CPU alone");
+    assert_eq!(
+        (code, list(&document, "devices").len()),
+        (0, 1),
+        "the CPU alone"
+    );
 
-    let attach = ["attach", "demo", "--scheme", "w8a16_decode", "--structures", "decoder_ffn"];
+    let attach = [
+        "attach",
+        "demo",
+        "--scheme",
+        "w8a16_decode",
+        "--structures",
+        "decoder_ffn",
+    ];
     let quick = ["--rounds", "1", "--iters", "1"];
     let (_, receipt, _) = run(structures(dir.path()).args(attach).args(quick));
     let refused = list(&receipt, "refused");
@@ -98,7 +130,10 @@ fn without_a_driver_everything_says_so_and_nothing_breaks() {
     assert!(!own.is_empty(), "{receipt}");
     assert!(own.iter().all(|r| r["code"] == "driver_absent"), "{own:?}");
     let units = list(&receipt, "units");
-    assert!(units.iter().any(|u| u["plugin"] == "x86"), "the CPU's form is judged: {units:?}");
+    assert!(
+        units.iter().any(|u| u["plugin"] == "x86"),
+        "the CPU's form is judged: {units:?}"
+    );
 }
 
 #[test]
@@ -120,18 +155,28 @@ fn with_a_driver_forms_are_probed_and_judged_on_the_device() {
     let (_, document, _) = run(gpu().args(["devices"]));
     let devices = list(&document, "devices");
     assert_eq!(devices.len(), 2, "{document}");
-    assert_eq!((&devices[1]["id"], devices[1]["plugin"].as_str()), (&1.into(), Some("cuda")));
+    assert_eq!(
+        (&devices[1]["id"], devices[1]["plugin"].as_str()),
+        (&1.into(), Some("cuda"))
+    );
     let small = ["--dims", "D=32,F=48", "--structure", "decoder_ffn"];
     let (code, document, _) = run(gpu().args(["probe", "--rows", "2"]).args(small));
     assert_eq!(code, 0, "{document}");
     let probes = list(&document, "probes");
     assert_eq!(probes.len(), 3);
     for probe in probes {
-        assert_eq!((probe["outcome"].as_str(), &probe["device"]), (Some("ok"), &1.into()), "{probe}");
+        assert_eq!(
+            (probe["outcome"].as_str(), &probe["device"]),
+            (Some("ok"), &1.into()),
+            "{probe}"
+        );
     }
     // A device that somebody names is that device.
     let (code, document, _) = run(gpu().args(["probe", "--device", "0"]).args(small));
-    assert_eq!((code, document["probes"][0]["code"].as_str()), (3, Some("arch_not_declared")));
+    assert_eq!(
+        (code, document["probes"][0]["code"].as_str()),
+        (3, Some("arch_not_declared"))
+    );
     let (_, document, _) = run(gpu().args(["probe", "--device", "7"]).args(small));
     assert_eq!(document["probes"][0]["code"], "device_unknown");
 }

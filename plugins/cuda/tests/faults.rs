@@ -23,7 +23,10 @@ const GPU: u32 = 1;
 fn library() -> PathBuf {
     let exe = std::env::current_exe().expect("a path");
     let file = "libstructures_plugin_cuda.so";
-    let found = exe.ancestors().map(|dir| dir.join(file)).find(|p| p.is_file());
+    let found = exe
+        .ancestors()
+        .map(|dir| dir.join(file))
+        .find(|p| p.is_file());
     found.unwrap_or_else(|| panic!("{file} is not built; run `cargo build --release --workspace`"))
 }
 
@@ -36,7 +39,9 @@ struct Opened {
 }
 
 /// What the fakes read.
-const SETTINGS: [&str; 8] = [
+const SETTINGS: [&str; 10] = [
+    "FAKE_LT_NONE",
+    "FAKE_LT_WRONG",
     "FAKE_GPU_COUNT",
     "FAKE_GPU_ARCH",
     "FAKE_GPU_DRIVER",
@@ -82,7 +87,9 @@ fn open(settings: &[(&str, &str)]) -> Option<Opened> {
 }
 
 fn ramp(n: usize, step: usize) -> Vec<f32> {
-    (0..n).map(|i| (i * step % 101) as f32 / 50.0 - 1.0).collect()
+    (0..n)
+        .map(|i| (i * step % 101) as f32 / 50.0 - 1.0)
+        .collect()
 }
 
 fn bind(plugin: &Plugin, form: &str, device: u32) -> Result<Staged, PluginError> {
@@ -90,7 +97,12 @@ fn bind(plugin: &Plugin, form: &str, device: u32) -> Result<Staged, PluginError>
     let params = BindParams {
         structure: "linear_proj".into(),
         version: 1,
-        variant: [axis("bias", "none"), axis("epilogue", "none"), axis("in_dtype", "bf16")].into(),
+        variant: [
+            axis("bias", "none"),
+            axis("epilogue", "none"),
+            axis("in_dtype", "bf16"),
+        ]
+        .into(),
         dims: BTreeMap::from([("K".into(), K as u64), ("N".into(), N as u64)]),
         inputs: vec!["x".into(), "residual".into()],
         outputs: vec!["y".into()],
@@ -105,7 +117,10 @@ fn bind(plugin: &Plugin, form: &str, device: u32) -> Result<Staged, PluginError>
             ("w", HostTensor::new(&w, &[K, N]).expect("fits")),
             ("b", HostTensor::ABSENT),
         ],
-        statistics: &[("x|amax|tensor", HostTensor::new(&[1.0_f32], &[]).expect("fits"))],
+        statistics: &[(
+            "x|amax|tensor",
+            HostTensor::new(&[1.0_f32], &[]).expect("fits"),
+        )],
         params: &params,
         contract: row_capacity(DType::F32, ROWS as u64),
     })
@@ -114,7 +129,10 @@ fn bind(plugin: &Plugin, form: &str, device: u32) -> Result<Staged, PluginError>
 fn call(form: &Staged) -> Result<Vec<f32>, PluginError> {
     let x = ramp(ROWS * K, 13);
     let mut y = vec![f32::NAN; ROWS * N];
-    let inputs = [HostTensor::new(&x, &[ROWS, K]).expect("fits"), HostTensor::ABSENT];
+    let inputs = [
+        HostTensor::new(&x, &[ROWS, K]).expect("fits"),
+        HostTensor::ABSENT,
+    ];
     let mut outputs = [HostTensorMut::new(&mut y, &[ROWS, N]).expect("fits")];
     form.call(&inputs, &mut outputs, &mut [])?;
     Ok(y)
@@ -156,7 +174,10 @@ fn what_is_not_there_has_a_code() {
         (&[("FAKE_NVRTC_VERSION", "12.3")], Some("nvrtc_too_old")),
         // It compiles for 10.0 at most.
         (&[("FAKE_GPU_ARCH", "120")], Some("nvrtc_too_old")),
-        (&[("STRUCTURES_NVRTC", "/nowhere/libnvrtc.so")], Some("nvrtc_absent")),
+        (
+            &[("STRUCTURES_NVRTC", "/nowhere/libnvrtc.so")],
+            Some("nvrtc_absent"),
+        ),
         (&[("FAKE_GPU_ARCH", "75")], Some("arch_not_declared")),
     ] {
         let Some(opened) = open(settings) else {
@@ -167,7 +188,11 @@ fn what_is_not_there_has_a_code() {
         // Binding says the same, and nothing was lost.
         if let Some(code) = code {
             let error = bind(&opened.plugin, "bf16", GPU).err().expect("refused");
-            let expected = if code == "no_device" || code == "driver_too_old" { code } else { &error.code };
+            let expected = if code == "no_device" || code == "driver_too_old" {
+                code
+            } else {
+                &error.code
+            };
             assert_eq!(error.code, *expected, "{error}");
             assert_eq!(error.kind, StatusKind::Refused, "{error}");
         }
@@ -181,36 +206,50 @@ fn e4m3_products_are_not_offered_before_their_tensor_cores() {
     };
     assert_eq!(probe(&opened.plugin, "bf16"), None);
     assert_eq!(probe(&opened.plugin, "w8a16_static"), None);
-    assert_eq!(probe(&opened.plugin, "fp8_static").as_deref(), Some("arch_not_declared"));
-    let error = bind(&opened.plugin, "fp8_static", GPU).err().expect("refused");
+    assert_eq!(
+        probe(&opened.plugin, "fp8_static").as_deref(),
+        Some("arch_not_declared")
+    );
+    let error = bind(&opened.plugin, "fp8_static", GPU)
+        .err()
+        .expect("refused");
     assert_eq!(error.code, "arch_not_declared", "{error}");
 }
 
 #[test]
 fn a_rung_that_fails_or_lies_is_passed_over() {
+    let no_library = ("FAKE_LT_NONE", "1");
     for settings in [
         &[][..],
-        &[("FAKE_GPU_BREAK", "_tile")],
-        &[("FAKE_GPU_WRONG", "_tile")],
+        &[no_library],
+        &[("FAKE_LT_WRONG", "1")],
+        &[no_library, ("FAKE_GPU_BREAK", "_tile")],
+        &[no_library, ("FAKE_GPU_WRONG", "_tile")],
     ] {
         let Some(opened) = open(settings) else {
             return;
         };
         for form in ["bf16", "fp8_static"] {
-            let bound = bind(&opened.plugin, form, GPU).unwrap_or_else(|e| panic!("{settings:?}: {e}"));
+            let bound =
+                bind(&opened.plugin, form, GPU).unwrap_or_else(|e| panic!("{settings:?}: {e}"));
             let got = call(&bound).expect("runs");
             assert!(close(&got, &expected()), "{form} {settings:?}");
             assert_eq!(bound.device(), GPU);
             let copied = bound.copied();
-            assert_eq!((copied.copies, copied.bytes), (2, 4 * (ROWS * K + ROWS * N) as u64));
+            assert_eq!(
+                (copied.copies, copied.bytes),
+                (2, 4 * (ROWS * K + ROWS * N) as u64)
+            );
         }
     }
     let Some(opened) = open(&[("FAKE_GPU_BREAK", "linear_proj")]) else {
         return;
     };
-    let error = bind(&opened.plugin, "bf16", GPU).err().expect("nothing runs");
+    let error = bind(&opened.plugin, "bf16", GPU)
+        .err()
+        .expect("nothing runs");
     assert_eq!(error.code, "no_rung", "{error}");
-    for rung in ["mma_sync", "plain"] {
+    for rung in ["cublaslt", "mma_sync", "plain"] {
         assert!(error.to_string().contains(rung), "{error}");
     }
 }
@@ -223,8 +262,15 @@ fn memory_that_is_short_is_refused_with_free_and_needed() {
         return;
     };
     let error = bind(&opened.plugin, "bf16", GPU).err().expect("refused");
-    assert_eq!((error.kind, error.code.as_str()), (StatusKind::Refused, "no_device_memory"));
-    for fact in [free.to_string(), (2 * K * N).to_string(), (512 << 20).to_string()] {
+    assert_eq!(
+        (error.kind, error.code.as_str()),
+        (StatusKind::Refused, "no_device_memory")
+    );
+    for fact in [
+        free.to_string(),
+        (2 * K * N).to_string(),
+        (512 << 20).to_string(),
+    ] {
         assert!(error.to_string().contains(&fact), "{error}");
     }
     let device = opened.plugin.open_device(GPU).expect("opens");
@@ -243,12 +289,18 @@ fn a_lost_device_poisons_its_forms_and_says_so_ever_after() {
     assert!(close(&call(&bound).expect("runs"), &expected()));
     std::env::set_var("FAKE_GPU_LOSE_AFTER", "0");
     let error = call(&bound).expect_err("lost");
-    assert_eq!((error.kind, error.code.as_str()), (StatusKind::Failed, "device_lost"), "{error}");
+    assert_eq!(
+        (error.kind, error.code.as_str()),
+        (StatusKind::Failed, "device_lost"),
+        "{error}"
+    );
     assert!(bound.poisoned());
     assert_eq!(call(&bound).expect_err("poisoned").code, "poisoned");
     // The context is gone for good, whatever the driver would say now.
     std::env::remove_var("FAKE_GPU_LOSE_AFTER");
-    let error = bind(&opened.plugin, "bf16", GPU).err().expect("lost before");
+    let error = bind(&opened.plugin, "bf16", GPU)
+        .err()
+        .expect("lost before");
     assert_eq!(error.code, "device_lost", "{error}");
 }
 
@@ -266,8 +318,15 @@ fn machine_code_is_kept_and_a_corrupt_file_is_made_again() {
     let [file] = &files(&kernels)[..] else {
         panic!("{:?}", files(&kernels));
     };
-    let name = file.file_name().expect("a name").to_string_lossy().into_owned();
-    assert!(name.starts_with("linear_proj-sm_90a-nvrtc13.0-") && name.ends_with(".cubin"), "{name}");
+    let name = file
+        .file_name()
+        .expect("a name")
+        .to_string_lossy()
+        .into_owned();
+    assert!(
+        name.starts_with("linear_proj-sm_90a-nvrtc13.0-") && name.ends_with(".cubin"),
+        "{name}"
+    );
     let whole = std::fs::read(file).expect("reads");
     std::fs::write(file, &whole[..whole.len() - 3]).expect("writes");
     bind(&opened.plugin, "bf16", GPU).expect("binds again");
