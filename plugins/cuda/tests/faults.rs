@@ -39,7 +39,9 @@ struct Opened {
 }
 
 /// What the fakes read.
-const SETTINGS: [&str; 8] = [
+const SETTINGS: [&str; 10] = [
+    "FAKE_LT_NONE",
+    "FAKE_LT_WRONG",
     "FAKE_GPU_COUNT",
     "FAKE_GPU_ARCH",
     "FAKE_GPU_DRIVER",
@@ -216,10 +218,13 @@ fn e4m3_products_are_not_offered_before_their_tensor_cores() {
 
 #[test]
 fn a_rung_that_fails_or_lies_is_passed_over() {
+    let no_library = ("FAKE_LT_NONE", "1");
     for settings in [
         &[][..],
-        &[("FAKE_GPU_BREAK", "_tile")],
-        &[("FAKE_GPU_WRONG", "_tile")],
+        &[no_library],
+        &[("FAKE_LT_WRONG", "1")],
+        &[no_library, ("FAKE_GPU_BREAK", "_tile")],
+        &[no_library, ("FAKE_GPU_WRONG", "_tile")],
     ] {
         let Some(opened) = open(settings) else {
             return;
@@ -244,7 +249,7 @@ fn a_rung_that_fails_or_lies_is_passed_over() {
         .err()
         .expect("nothing runs");
     assert_eq!(error.code, "no_rung", "{error}");
-    for rung in ["mma_sync", "plain"] {
+    for rung in ["cublaslt", "mma_sync", "plain"] {
         assert!(error.to_string().contains(rung), "{error}");
     }
 }

@@ -21,7 +21,19 @@ fn library() -> std::path::PathBuf {
 }
 
 #[test]
-fn every_form_computes_what_its_structure_says() {
+fn our_own_kernels_compute_what_their_structures_say() {
+    // Without the library the tiles are the best rung.
+    std::env::set_var("FAKE_LT_NONE", "1");
+    judge();
+}
+
+#[test]
+fn the_library_and_our_epilogues_compute_what_the_structures_say() {
+    std::env::remove_var("FAKE_LT_NONE");
+    judge();
+}
+
+fn judge() {
     let Some(fakes) = common::Fakes::built() else {
         return;
     };

@@ -4,6 +4,7 @@
 
 #![allow(dead_code, clippy::expect_used, clippy::unwrap_used)] // each test binary uses its part; a panic is a failure
 
+use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -31,8 +32,8 @@ impl Fakes {
                 unsafe { libloading::Library::new(self.dir.join(name)) }.expect("opens")
             };
             std::env::set_var("STRUCTURES_NVRTC", self.nvrtc());
-            std::env::set_var("STRUCTURES_CACHE_DIR", self.dir.join("cache"));
-            vec![open("libcuda.so")]
+            std::env::set_var("STRUCTURES_CACHE_DIR", self.dir.with_extension("cache"));
+            vec![open("libcuda.so"), open("libcublasLt.so")]
         });
     }
 
@@ -50,7 +51,22 @@ impl Fakes {
 fn build() -> Option<Fakes> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let shim = root.join("tests/shim");
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fakes-{}", std::process::id()));
+    // Every test may be a process of its own: what was built from the same sources is taken again.
+    let mut hasher = std::hash::DefaultHasher::new();
+    for place in [&shim, &root.join("cu")] {
+        let list = std::fs::read_dir(place).expect("lists");
+        let mut files: Vec<PathBuf> = list.map(|entry| entry.expect("an entry").path()).collect();
+        files.sort();
+        for file in files {
+            std::fs::read(&file).expect("reads").hash(&mut hasher);
+        }
+    }
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let kept = place.join(format!("fakes-{:016x}", hasher.finish()));
+    if kept.is_dir() {
+        return Some(Fakes { dir: kept });
+    }
+    let dir = place.join(format!("fakes-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("creates");
     let mut table = String::from("#include \"shim.h\"\n");
     for file in FILES {
@@ -86,10 +102,17 @@ fn build() -> Option<Fakes> {
         assert!(out.status.success() && said.is_empty(), "{name}:\n{said}");
         Ok(())
     };
-    let both = compile("libcuda.so", &[&kernels, &shim.join("driver.cpp")])
+    let all = compile("libcuda.so", &[&kernels, &shim.join("driver.cpp")])
+        .and_then(|()| compile("libcublasLt.so", &[&shim.join("lt.cpp")]))
         .and_then(|()| compile("libfake-nvrtc.so", &[&shim.join("nvrtc.cpp")]));
-    match both {
-        Ok(()) => Some(Fakes { dir }),
+    match all {
+        Ok(()) => {
+            if std::fs::rename(&dir, &kept).is_err() {
+                // Somebody else was first.
+                let _ = std::fs::remove_dir_all(&dir);
+            }
+            Some(Fakes { dir: kept })
+        }
         Err(why) => {
             eprintln!("skipped: {why}");
             None
