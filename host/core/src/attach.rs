@@ -175,6 +175,8 @@ pub struct Swaps {
     pub refused: Vec<RefusalNote>,
     /// What was taken over at load time; its seats come first in `seats`.
     pub adopted: Option<Adopted>,
+    /// Whether scales were fitted: then only the samples that are judged are held out.
+    pub fitted: bool,
 }
 
 /// Binds without judging: the caller owns the gate and must read the ledger.
@@ -224,6 +226,7 @@ pub fn auto_swaps(
         seats,
         refused: prepared.refused,
         adopted: prepared.adoption,
+        fitted: prepared.calibration.note.samples > 0,
     })
 }
 

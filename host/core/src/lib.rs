@@ -24,6 +24,7 @@ pub mod host;
 pub mod judge;
 pub mod ledger;
 pub mod observe;
+pub mod perplexity;
 pub mod precision;
 pub mod probe;
 pub mod progress;
