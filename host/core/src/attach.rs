@@ -178,6 +178,8 @@ pub struct Swaps {
     pub refused: Vec<RefusalNote>,
     /// What was taken over at load time; its seats come first in `seats`.
     pub adopted: Option<Adopted>,
+    /// Whether scales were fitted: then only the samples that are judged are held out.
+    pub fitted: bool,
 }
 
 /// Code of a seam that a recorded decision leaves with the host.
@@ -232,6 +234,7 @@ pub fn auto_swaps(
         seats,
         refused: prepared.refused,
         adopted: prepared.adoption,
+        fitted: prepared.calibration.note.samples > 0,
     })
 }
 

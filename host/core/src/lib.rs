@@ -26,6 +26,7 @@ pub mod host;
 pub mod judge;
 pub mod ledger;
 pub mod observe;
+pub mod perplexity;
 mod points;
 pub mod precision;
 pub mod probe;

@@ -8,6 +8,7 @@
 //! structure is comes from the catalog, by name.
 
 mod activations;
+mod adopt;
 mod arena;
 mod attention;
 #[doc(hidden)]

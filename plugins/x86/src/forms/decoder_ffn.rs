@@ -19,6 +19,7 @@ use crate::Shared;
 pub const LEAF: Leaf = Leaf {
     formats: Format::ALL,
     points: &["x_after_norm", "act_after_mul"],
+    packed: true,
     scale_groups: &[&["w_gate", "w_up"]],
     variants: &[
         ("activation", &["silu", "gelu"]),
@@ -53,14 +54,15 @@ fn bind(
     format: Format,
     request: &BindRequest<'_>,
 ) -> Result<Box<dyn BoundForm>, Failure> {
-    let gate = request.required_weight("w_gate")?;
-    let [d, f] = *gate.dims() else {
-        let text = format!("w_gate has dims {:?}, expected [D, F]", gate.dims());
+    let [gate, up, down] =
+        ["w_gate", "w_up", "w_down"].map(|slot| request.required_product_weight(slot));
+    let (gate, up, down) = (gate?, up?, down?);
+    let [d, f] = gate.dims()?;
+    if up.dims()? != [d, f] || down.dims()? != [f, d] {
+        let (up, down) = (up.dims()?, down.dims()?);
+        let text = format!("gate {:?}, up {up:?}, down {down:?}", [d, f]);
         return Err(Failure::refused("dims_inconsistent", text));
-    };
-    let (d, f) = (d as usize, f as usize);
-    let up = request.weight_of_dims("w_up", &[d, f])?;
-    let down = request.weight_of_dims("w_down", &[f, d])?;
+    }
     let (inputs, outputs) = (&request.params.inputs, &request.params.outputs);
     let (block, input, output) = match request.span {
         "block" => (Some(Block::bind(request, d)?), "x", "out"),

@@ -36,6 +36,8 @@ pub struct Leaf {
     pub points: &'static [&'static str],
     /// Slots that are packed as one and so share a per-tensor scale.
     pub scale_groups: &'static [&'static [&'static str]],
+    /// Whether its unquantised form takes packed rows of a checkpoint.
+    pub packed: bool,
     /// Axes of which not every value is accepted.
     pub variants: &'static [(&'static str, &'static [&'static str])],
     /// Binds it in a format.
@@ -56,6 +58,7 @@ impl Leaf {
             formats: &[Format::F32],
             points: &[],
             scale_groups: &[],
+            packed: false,
             variants: &[],
             bind,
         }
