@@ -59,7 +59,7 @@ fn open(settings: &[(&str, &str)]) -> Option<Opened> {
     let fakes = common::Fakes::built()?;
     fakes.open();
     std::env::set_var("STRUCTURES_NVRTC", fakes.nvrtc());
-    SETTINGS.iter().for_each(std::env::remove_var);
+    SETTINGS.iter().for_each(|name| std::env::remove_var(name));
     let dir = tempfile::tempdir().expect("temporary directory");
     let root = dir.path().canonicalize().expect("canonical");
     let cache = root.join("cache");

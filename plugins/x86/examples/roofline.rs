@@ -203,7 +203,7 @@ fn main() {
                     at = (at + 1) % copies;
                     let started = now();
                     product.run(&x, rows, &mut out);
-                    times.push((now() - started));
+                    times.push(now() - started);
                 }
                 black_box(&out);
                 let read = (before + buffer.bandwidth()) / 2.0;
