@@ -170,7 +170,13 @@ fn with_text(file: &[u8], key: &str, text: &str) -> Vec<u8> {
     let at = file.windows(key.len()).position(|w| w == key).unwrap() + key.len();
     let size = u64::from_le_bytes(file[at..at + 8].try_into().unwrap()) as usize;
     let length = (text.len() as u64).to_le_bytes();
-    [&file[..at], &length, text.as_bytes(), &file[at + 8 + size..]].concat()
+    [
+        &file[..at],
+        &length,
+        text.as_bytes(),
+        &file[at + 8 + size..],
+    ]
+    .concat()
 }
 
 /// Other ids than the model was trained on would be worse than none: what is not known is refused by its name.
@@ -197,13 +203,25 @@ fn what_is_not_known_of_a_stored_vocabulary_is_refused_by_name() {
         "never-heard-of",
     ] {
         let fault = refused(with_text(&file, "tokenizer.ggml.pre", pre));
-        for part in ["m.gguf", "tokenizer.ggml.pre", pre, "llama-bpe", "tokenizer.json"] {
+        for part in [
+            "m.gguf",
+            "tokenizer.ggml.pre",
+            pre,
+            "llama-bpe",
+            "tokenizer.json",
+        ] {
             assert!(fault.contains(part), "{fault} lacks {part}");
         }
     }
     for model in ["t5", "rwkv", "plamo2", "never-heard-of"] {
         let fault = refused(with_text(&file, "tokenizer.ggml.model", model));
-        for part in ["m.gguf", "tokenizer.ggml.model", model, "WordPiece", "tokenizer.json"] {
+        for part in [
+            "m.gguf",
+            "tokenizer.ggml.model",
+            model,
+            "WordPiece",
+            "tokenizer.json",
+        ] {
             assert!(fault.contains(part), "{fault} lacks {part}");
         }
     }

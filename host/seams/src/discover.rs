@@ -138,7 +138,12 @@ fn judge(
         let path = whole(&mut candidate);
         let facts = open.join(", ");
         let reason = format!("shaped like one, but headers do not say {facts}");
-        refused.push(Refusal::new(&path, &spec.name, code::NOT_IN_HEADERS, reason));
+        refused.push(Refusal::new(
+            &path,
+            &spec.name,
+            code::NOT_IN_HEADERS,
+            reason,
+        ));
         return;
     }
     let first = wanted
@@ -338,7 +343,9 @@ fn emit(
     let weights = weights(spec, slots, wanted, &candidate, &mut assumptions)
         .map_err(|(code, reason)| refuse(code, reason))?;
     for role in &candidate.unseen {
-        let text = format!("`{role}` is taken to be there without parameters: headers do not show such a module");
+        let text = format!(
+            "`{role}` is taken to be there without parameters: headers do not show such a module"
+        );
         assumptions.push(Assumption {
             about: role.clone(),
             text,

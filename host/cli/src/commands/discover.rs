@@ -105,7 +105,8 @@ fn report(
         let mut document = json!({ "seams": seams, "refused": refused });
         if !unsought.is_empty() {
             let rows = unsought.iter();
-            let rows = rows.map(|s| json!({"structure": s, "code": "needs_graph", "reason": NEEDS_GRAPH}));
+            let rows =
+                rows.map(|s| json!({"structure": s, "code": "needs_graph", "reason": NEEDS_GRAPH}));
             document["not_looked_for"] = rows.collect();
         }
         if let Some(why) = not_run {
@@ -118,7 +119,8 @@ fn report(
     print(seams, refused, cx);
     if !unsought.is_empty() {
         let names = unsought.join(", ");
-        cx.out.line(&format!("not looked for: {names}: {NEEDS_GRAPH}"));
+        cx.out
+            .line(&format!("not looked for: {names}: {NEEDS_GRAPH}"));
     }
     if let Some(why) = not_run {
         cx.out.line(&format!("cannot be executed: {why}"));

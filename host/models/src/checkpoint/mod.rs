@@ -435,7 +435,8 @@ enum Weights {
 /// another name, else all parts of a numbered set.
 fn weights_of(dir: &Path) -> Result<Weights, ModelError> {
     let help = "save the model as safetensors";
-    let wanted = "model.safetensors or model.safetensors.index.json, or one file or index of another name";
+    let wanted =
+        "model.safetensors or model.safetensors.index.json, or one file or index of another name";
     let bad = |found: String| Err(ModelError::malformed(dir, "weights", wanted, found, help));
     for (ending, kind) in [
         (WEIGHTS, Weights::Single as fn(PathBuf) -> Weights),
@@ -453,7 +454,12 @@ fn weights_of(dir: &Path) -> Result<Weights, ModelError> {
         Err(e) => return bad(e.to_string()),
     };
     names.sort();
-    let ending = |end: &str| names.iter().filter(|n| n.ends_with(end)).collect::<Vec<_>>();
+    let ending = |end: &str| {
+        names
+            .iter()
+            .filter(|n| n.ends_with(end))
+            .collect::<Vec<_>>()
+    };
     let (files, indices) = (ending(WEIGHTS), ending(INDEX));
     let numbered = files.iter().find_map(|name| part_of(name));
     match (indices.as_slice(), files.as_slice(), numbered) {
@@ -465,9 +471,7 @@ fn weights_of(dir: &Path) -> Result<Weights, ModelError> {
             let missing = parts.iter().find(|p| !names.contains(p));
             let other = files.iter().find(|f| !parts.contains(f));
             match (missing, other) {
-                (None, None) => Ok(Weights::Shards(
-                    parts.iter().map(|p| dir.join(p)).collect(),
-                )),
+                (None, None) => Ok(Weights::Shards(parts.iter().map(|p| dir.join(p)).collect())),
                 (Some(part), _) => Err(ModelError::malformed(
                     dir,
                     format!("shard `{part}`"),
@@ -634,7 +638,11 @@ mod tests {
             with("generation_config.json", b"{}"),
         ];
         assert_eq!(first, with("README.md", b"x"), "no part of the model");
-        assert_eq!(first, with(MAIN_INDEX, b"{}"), "not read beside a whole file");
+        assert_eq!(
+            first,
+            with(MAIN_INDEX, b"{}"),
+            "not read beside a whole file"
+        );
         all.sort();
         all.dedup();
         assert_eq!(all.len(), 6, "each change gives another digest");

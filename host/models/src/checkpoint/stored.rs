@@ -236,7 +236,9 @@ mod tests {
         assert_eq!((iq.name(), iq.is_weight()), ("iq4_xs", false));
         assert_eq!(iq.bytes(&[2, 512]), Some(544));
         assert_eq!(iq.bytes(&[512, 2]), None);
-        let numbers: Vec<u32> = (0..64).filter(|n| StoredType::from_ggml(*n).is_some()).collect();
+        let numbers: Vec<u32> = (0..64)
+            .filter(|n| StoredType::from_ggml(*n).is_some())
+            .collect();
         assert_eq!(numbers.len(), GGML.len() + UNREAD.len());
     }
 

@@ -168,9 +168,7 @@ pub(super) const PRE: &[Pre] = &[
     pre(&["qwen35"], &[ONE_WITH_MARKS]),
     pre(
         &["ufakzeka"],
-        &[
-            r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ],
+        &[r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"],
     ),
     pre(&["jais-2"], &[SPACES_BY_TWO]),
     pre(&["superbpe"], &[r"\p{N}+", THREES]),
