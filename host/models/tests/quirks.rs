@@ -124,16 +124,16 @@ fn kinds_of_layers_are_one_for_each() {
 }
 
 #[test]
-fn an_absent_number_of_kv_heads_is_that_of_the_heads() {
+fn an_absent_number_of_kv_heads_is_read_off_the_tensors() {
     for edit in [
         (|c| drop(c.remove("num_key_value_heads"))) as fn(&mut Map<String, Value>),
         |c| set(c, "num_key_value_heads", Value::Null),
     ] {
-        // Six kv heads where the tensors have two: said, with both shapes.
-        names_all(
-            edited("llama", edit),
-            &["self_attn.k_proj.weight", "[48, 48]", "[16, 48]"],
-        );
+        // Two by the tensors' shapes, and told.
+        let config = edited("llama", edit).unwrap();
+        assert_eq!((config.heads, config.kv_heads), (6, 2));
+        let told = |n: &String| n.contains("num_key_value_heads is absent: 2");
+        assert!(config.notes.iter().any(told), "{:?}", config.notes);
     }
     let dir = copy("llama");
     let mut all = tensors(dir.path());
