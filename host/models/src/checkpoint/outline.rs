@@ -93,6 +93,15 @@ impl Checkpoint {
             shape(module, &said);
         }
         let mut assumed = IndexMap::new();
+        for module in modules.values() {
+            if module.kind == Some(ModuleKind::LayerNorm) {
+                let text = format!(
+                    "`{}` is taken to norm rows, by its name: a norm of groups has the same header",
+                    module.path
+                );
+                assumed.insert(module.path.clone(), text);
+            }
+        }
         let slices = take_apart(&mut modules, &said, &mut assumed);
         name_activations(&mut modules, &said);
         name_conditions(&mut modules, &mut assumed);
@@ -202,6 +211,7 @@ fn shape(module: &mut Module, said: &Said<'_>) {
             attr(outer, int(*rows));
             kind
         }
+        [_] if module.params.contains_key("running_mean") => ModuleKind::Other,
         [n] if norm => {
             let kind = match bias {
                 true => ModuleKind::LayerNorm,
@@ -227,7 +237,10 @@ fn shape(module: &mut Module, said: &Said<'_>) {
     if kind == ModuleKind::Linear && !bias {
         module.absent_params.push("bias".into());
     }
-    module.kind = Some(kind);
+    // A factor and a summand under another name may be a norm too.
+    let vectors = weight.dims.len() == 1 && module.params.len() == 2;
+    let unsaid = kind == ModuleKind::Other && vectors && bias && values(&weight.dtype);
+    module.kind = (!unsaid).then_some(kind);
 }
 
 /// Whether the stored elements are the weight's own, not codes packed into words.
