@@ -344,6 +344,19 @@ fn b_509_one_call_out_of_contract_gives_the_whole_block_back_exactly() {
         assert!(seat.ledger.is_detached(), "{}", seat.key);
     }
     assert_eq!(run(&model, &a.plan, 5, 2), run(&model, &plain, 5, 2));
+    // One part that gave itself up is enough, whichever it is: nothing of the block serves without it.
+    for part in ["attn_residual", "ffn_residual"] {
+        let (plan, seats) = replayed(&host, &model, &a);
+        let at = a.receipt.seats.iter().position(|s| s.span == part).unwrap();
+        let key = &a.receipt.seats[at].key;
+        let sums: Vec<_> = seats.iter().filter(|s| s.key == *key).collect();
+        sums[usize::from(part == "ffn_residual")].ledger.detach();
+        assert_eq!(
+            run(&model, &plan, 5, 2),
+            run(&model, &plain, 5, 2),
+            "{part}"
+        );
+    }
 }
 
 #[test]

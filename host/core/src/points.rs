@@ -145,44 +145,46 @@ mod tests {
         let built_in = Bindings::built_in(&catalog).unwrap();
         let placed = built_in.place("llama", &ModelFacts(&model)).unwrap();
         let structure = placed[0].structure.clone();
+        // A place that discovery leaves alone.
+        let down = "model.layers.0.mlp.down_proj";
         let file = |module: &str, side: &str| {
             format!(
-                "binding: own\nmodel_types: [llama]\nregions:\n  - binding: own_head\n    structure: {structure}\n    \
-                 dims: {{layers: 1, K: \"@hidden_size\", N: \"@vocab_size\"}}\n    variant: {{bias: none, epilogue: \
-                 none}}\n    weights_map:\n      transformers: {{layout: out_in, w: lm_head.weight}}\n    points: {{x: \
-                 {{module: {module}, side: {side}}}}}\n    hosts:\n      transformers: {{module_path: lm_head}}\n"
+                "binding: own\nmodel_types: [llama]\nregions:\n  - binding: own_down\n    structure: {structure}\n    \
+                 dims: {{layers: 1, K: \"@intermediate_size\", N: \"@hidden_size\"}}\n    variant: {{bias: none, epilogue: \
+                 none}}\n    weights_map:\n      transformers: {{layout: out_in, w: {down}.weight}}\n    points: {{x: \
+                 {{module: {module}, side: {side}}}}}\n    hosts:\n      transformers: {{module_path: {down}}}\n"
             )
         };
-        let head = |module: &str, side: &str| {
+        let placed_at = |module: &str, side: &str| {
             std::fs::write(dir.path().join("own.yaml"), file(module, side)).unwrap();
             let bindings = Bindings::open(&[dir.path().to_path_buf()], &catalog).unwrap();
             let survey = survey_headers(&catalog, &bindings, &model, &[]).unwrap();
             let site = survey
                 .sites
                 .iter()
-                .find(|s| s.seam.path == "lm_head")
+                .find(|s| s.seam.path == down && s.spec.name == structure)
                 .unwrap();
-            let refused = survey.refused.iter().find(|r| r.path == "lm_head");
+            let refused = survey
+                .refused
+                .iter()
+                .find(|r| r.path == down && r.structure == structure);
             (
                 site.spans[0].points["x"],
                 refused.map(|r| (r.code.clone(), r.reason.clone())),
             )
         };
-        let (usual, refused) = head("model.norm", "output");
-        assert_eq!(
-            Ok(usual),
-            value_at(&model.graph, "model.norm", Side::Output)
-        );
+        let (usual, refused) = placed_at(down, "input");
+        assert_eq!(Ok(usual), value_at(&model.graph, down, Side::Input));
         assert_eq!(refused, None);
-        let (moved, refused) = head("model.layers.0.mlp", "output");
+        let (moved, refused) = placed_at("model.norm", "output");
         assert_eq!(
             Ok(moved),
-            value_at(&model.graph, "model.layers.0.mlp", Side::Output)
+            value_at(&model.graph, "model.norm", Side::Output)
         );
         assert_ne!(moved, usual);
         assert_eq!(refused, None);
         // A place that is no value is said, and the point stays where the structure has it.
-        let (kept, refused) = head("model", "input");
+        let (kept, refused) = placed_at("model", "input");
         let (code, reason) = refused.unwrap_or_default();
         assert_eq!((kept, code.as_str()), (usual, "point_unplaced"));
         assert!(
