@@ -92,6 +92,9 @@ const fn has_minimum(kind: u8) -> bool {
     matches!(kind, Q4_1 | Q4K)
 }
 
+/// Bytes from what is read to what is fetched: a few blocks.
+const AHEAD: usize = 2560;
+
 /// Twice the values of the 16 E2M1 codes, plus 12.
 const E2M1: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
@@ -250,6 +253,13 @@ unsafe fn vnni<const KIND: u8, const R: usize, const W: usize>(
             at = at.add(width * head_of(KIND));
             for _ in 0..blocks_of(KIND) {
                 let input = block * inputs_of(KIND);
+                // What reads scales between codes is no stream to the CPU: a few rows' arithmetic on a block would each
+                // time wait for memory (4 rows of NVFP4: 110 ns a block, 30 with this).
+                let bytes = width * (codes_of(KIND) + scales_of(KIND));
+                for line in 0..bytes.div_ceil(64) {
+                    let ahead = at.wrapping_add(AHEAD + 64 * line);
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                }
                 for l in 0..W {
                     let codes = unpack::<KIND>(at.add((index + l) * codes_of(KIND)));
                     let scales = at.add(width * codes_of(KIND) + (index + l) * scales_of(KIND));
