@@ -4,8 +4,11 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
 
-use structures_plugin_cuda::compiler::{Compiler, NVRTC};
+use structures_plugin_api::sdk::Failure;
+use structures_plugin_cuda::compiler::{Compiled, Compiler, NVRTC};
 use structures_plugin_cuda::kernels::{File, FILES, FP8, GENERIC};
 
 /// What one kernel needs.
@@ -38,30 +41,28 @@ fn main() -> ExitCode {
     );
     let (mut kernels, mut images, mut bytes) = (0, 0, 0);
     let mut wrong = Vec::new();
-    for file in FILES {
-        for arch in GENERIC.iter().map(|arch| arch.trim_end_matches("+PTX")) {
-            let compiled = match compiler.compile(&file.source(), arch) {
-                Ok(compiled) => compiled,
-                Err(failure) => {
-                    wrong.push(failure.to_string());
-                    continue;
-                }
-            };
-            images += 1;
-            bytes += compiled.image.len();
-            let found = needs(&compiled.log);
-            for kernel in file.kernels(FP8.contains(&arch)) {
-                let Some(needs) = found.get(&kernel) else {
-                    wrong.push(format!("{kernel} for {arch}: the code does not have it"));
-                    continue;
-                };
-                kernels += 1;
-                println!(
-                    "{kernel:<34} {arch:<8} {:>9} {:>7} {:>6} {:>6}",
-                    needs.registers, needs.shared, needs.stack, needs.spilled
-                );
-                wrong.extend(judged(file, &kernel, arch, *needs));
+    for (file, arch, compiled) in all(&compiler) {
+        let compiled = match compiled {
+            Ok(compiled) => compiled,
+            Err(failure) => {
+                wrong.push(failure.to_string());
+                continue;
             }
+        };
+        images += 1;
+        bytes += compiled.image.len();
+        let found = needs(&compiled.log);
+        for kernel in file.kernels(FP8.contains(&arch)) {
+            let Some(needs) = found.get(&kernel) else {
+                wrong.push(format!("{kernel} for {arch}: the code does not have it"));
+                continue;
+            };
+            kernels += 1;
+            println!(
+                "{kernel:<34} {arch:<8} {:>9} {:>7} {:>6} {:>6}",
+                needs.registers, needs.shared, needs.stack, needs.spilled
+            );
+            wrong.extend(judged(file, &kernel, arch, *needs));
         }
     }
     println!(
@@ -75,6 +76,34 @@ fn main() -> ExitCode {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     }
+}
+
+/// Everything compiled, in the order of files and architectures, on as many threads as there are cores.
+fn all(compiler: &Compiler) -> Vec<(&'static File, &'static str, Result<Compiled, Failure>)> {
+    let archs = || GENERIC.iter().map(|arch| arch.trim_end_matches("+PTX"));
+    let jobs: Vec<_> = FILES
+        .iter()
+        .flat_map(|file| archs().map(move |arch| (file, arch)))
+        .collect();
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        while let Some((file, arch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let compiled = compiler.compile(&file.source(), arch);
+            let mut done = done.lock().unwrap_or_else(|e| e.into_inner());
+            done.push((*file, *arch, compiled));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let mut done = done.into_inner().unwrap_or_else(|e| e.into_inner());
+    done.sort_by_key(|(file, arch, _)| {
+        jobs.iter()
+            .position(|(f, a)| f.name == file.name && a == arch)
+    });
+    done
 }
 
 fn judged(file: &File, kernel: &str, arch: &str, needs: Needs) -> Option<String> {

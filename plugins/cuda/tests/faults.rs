@@ -59,7 +59,9 @@ fn open(settings: &[(&str, &str)]) -> Option<Opened> {
     let fakes = common::Fakes::built()?;
     fakes.open();
     std::env::set_var("STRUCTURES_NVRTC", fakes.nvrtc());
-    SETTINGS.iter().for_each(|name| std::env::remove_var(name));
+    for name in SETTINGS {
+        std::env::remove_var(name);
+    }
     let dir = tempfile::tempdir().expect("temporary directory");
     let root = dir.path().canonicalize().expect("canonical");
     let cache = root.join("cache");
@@ -144,8 +146,11 @@ fn expected() -> Vec<f32> {
     (0..ROWS * N).map(|i| one(i / N, i % N)).collect()
 }
 
+/// Within what E4M3 operands may cost.
 fn close(got: &[f32], want: &[f32]) -> bool {
-    got.iter().zip(want).all(|(g, w)| (g - w).abs() < 0.15)
+    let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>();
+    let apart = squares(&mut got.iter().zip(want).map(|(g, w)| g - w));
+    apart <= 0.05_f32.powi(2) * squares(&mut want.iter().copied())
 }
 
 fn probe(plugin: &Plugin, form: &str) -> Option<String> {
@@ -267,14 +272,15 @@ fn memory_that_is_short_is_refused_with_free_and_needed() {
         (StatusKind::Refused, "no_device_memory")
     );
     for fact in [
-        free.to_string(),
+        "bytes free".to_string(),
         (2 * K * N).to_string(),
         (512 << 20).to_string(),
     ] {
         assert!(error.to_string().contains(&fact), "{error}");
     }
+    std::env::remove_var("FAKE_GPU_FREE");
     let device = opened.plugin.open_device(GPU).expect("opens");
-    let error = device.alloc(1 << 30, 64).err().expect("refused");
+    let error = device.alloc(1 << 40, 64).err().expect("refused");
     assert_eq!(error.code, "no_device_memory");
     assert!(device.alloc(500, 64).is_ok());
     assert_eq!(device.alloc(500, 3).err().expect("align").code, "argument");
