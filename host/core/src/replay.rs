@@ -429,7 +429,7 @@ fn consistent(receipt: &Receipt) -> Result<(), String> {
             .and_then(|s| s.packed.get(&layer.slot));
         if packed != Some(&layer.format) {
             return Err(format!(
-                "slot `{}` of `{}` was taken as stored, its seat says otherwise",
+                "slot `{}` of `{}` was taken as stored, the `packed` of its seat says otherwise",
                 layer.slot, layer.key
             ));
         }

@@ -1257,7 +1257,7 @@ pub(crate) mod tests {
                 Ok(())
             }
         }
-        let (x, n) = (v("x"), v("n"));
+        let (x, n) = (v("embed.x"), v("norm.n"));
         let mut keep = Keep(vec![x, n], Vec::new());
         let plan = s.host_plan();
         s.run(&plan, &inputs(0, 3), &mut state, Some(&mut keep))
