@@ -7,7 +7,8 @@
 //! - bf16, rounded to nearest even.
 //! - E4M3 values under a calibrated scale, kept as bf16, which holds them exactly.
 //!
-//! A row with a value that is not finite gets the scale NaN, so it reaches every output instead of a wrong number.
+//! A row with a value that is not finite gets the scale NaN, so it reaches every output instead of a wrong number; under a
+//! calibrated 8-bit scale only NaN does, and an infinity saturates.
 //! Every row is a record of its own in one buffer, so that rows are prepared by several threads.
 
 use structures_plugin_api::formats::{fp8_scale, int8_scale};
@@ -265,9 +266,10 @@ impl Layout {
             Want::Given => return,
             Want::Bf16 => return to_bf16(isa, x, plain(record)),
             Want::E4m3 { scale } => return to_e4m3(isa, x, scale, plain(record)),
-            Want::Int8 { scale } => match largest(isa, x).is_finite() {
-                true => scale,
-                false => f32::NAN,
+            // Under a calibrated scale an infinity is the largest code, as anything beyond it is.
+            Want::Int8 { scale } => match largest(isa, x).is_nan() {
+                true => f32::NAN,
+                false => scale,
             },
             Want::Int8Rows => match largest(isa, x) {
                 amax if amax.is_finite() => int8_scale(amax),
@@ -350,11 +352,11 @@ vectorised! {
 }
 
 vectorised! {
-    /// `clamp(round_half_even(x / scale))`; `x` is finite.
+    /// `clamp(round_half_even(x / scale))`; no `x` is NaN.
     fn to_words(x: &[f32], scale: f32, limit: f32, out: &mut [i16]) {
         for (o, v) in out.iter_mut().zip(x) {
             let code = (v / scale).round_ties_even().clamp(-limit, limit);
-            // SAFETY: finite, and within the limit, which is within 16 bits.
+            // SAFETY: no NaN, and within the limit, which is within 16 bits.
             *o = unsafe { code.to_int_unchecked::<i32>() } as i16;
         }
     }
@@ -527,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_is_not_finite_has_no_scale_and_its_neighbour_has() {
+    fn a_row_that_is_not_finite_has_no_scale_unless_it_saturates_and_its_neighbour_has() {
         for isa in Isa::here() {
             for want in [Want::Int16Rows, Want::Int8Rows, Want::int8(1.0)] {
                 for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -537,7 +539,9 @@ mod tests {
                         let Prepared::Integers(p) = p else {
                             panic!("integers")
                         };
-                        assert!(p.scale(0).is_nan() && p.scale(1).is_finite());
+                        let saturates = want == Want::int8(1.0) && !bad.is_nan();
+                        assert_eq!(p.scale(0).is_nan(), !saturates, "{want:?} {bad}");
+                        assert!(p.scale(1).is_finite());
                     });
                 }
             }
