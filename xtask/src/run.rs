@@ -1,6 +1,6 @@
 //! Running other programs with their output passed through.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
@@ -24,6 +24,21 @@ pub fn release_dir() -> PathBuf {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
     target.join("release")
+}
+
+/// Files below a directory.
+pub fn find(dir: &Path, wanted: &dyn Fn(&Path) -> bool, hits: &mut Vec<PathBuf>) {
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return;
+    };
+    for entry in entries.filter_map(Result::ok) {
+        let path = entry.path();
+        if path.is_dir() {
+            find(&path, wanted, hits);
+        } else if wanted(&path) {
+            hits.push(path);
+        }
+    }
 }
 
 /// Runs it; an error says what was run and how it ended.

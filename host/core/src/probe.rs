@@ -28,8 +28,8 @@ pub struct ProbeOptions {
     pub structure: Option<String>,
     /// Only this form.
     pub form: Option<String>,
-    /// Device; 0 is the CPU.
-    pub device: u32,
+    /// Device, 0 is the CPU; each form's own choice when absent.
+    pub device: Option<u32>,
     /// Rows to launch at.
     pub rows: Vec<u64>,
     /// Sizes of symbols.
@@ -122,7 +122,7 @@ fn one(
         plugin: plugin.id().into(),
         structure: form.structure.clone(),
         form: form.name.clone(),
-        device: options.device,
+        device: options.device.unwrap_or(0),
         rows,
         dims: BTreeMap::new(),
         declared: false,
@@ -169,7 +169,15 @@ fn one(
     if let Err(reason) = sized.fits(rows) {
         return refuse(row, "dims_inconsistent", reason);
     }
-    match plugin.probe(&form.name, options.device, &shapes) {
+    let placed = match options.device {
+        Some(device) => Ok(device),
+        None => plugin.home(&form.structure, &form.name),
+    };
+    row.device = match placed {
+        Ok(device) => device,
+        Err(e) => return refuse(row, &e.code, e.to_string()),
+    };
+    match plugin.probe(&form.name, row.device, &shapes) {
         Ok(report) => {
             row.probed = report.probed;
             row.entries = report.entries;
@@ -187,7 +195,7 @@ fn one(
         Ok(b) => b,
         Err(reason) => return refuse(row, "host_failed", reason),
     };
-    match bench.launch(spec, plugin, form, &variant, rows, options.device) {
+    match bench.launch(spec, plugin, form, &variant, rows, row.device) {
         Ok(Ok(())) => {
             row.launched = true;
             row.outcome = "ok".into();

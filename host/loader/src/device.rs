@@ -58,7 +58,7 @@ impl Plugin {
     /// `device_unknown`; `arch_not_declared` and `arch_malformed` when the plugin holds no code for it; the plugin's
     /// own failure.
     pub fn open_device(&self, index: u32) -> Result<PluginDevice, PluginError> {
-        self.placeable("", index)?;
+        self.placeable("", "", index)?;
         let Some(table) = self.inner.tables.device else {
             return Err(self.unknown("", index));
         };
@@ -86,12 +86,20 @@ impl Plugin {
         arch::admit(&d.id, &d.archs, Some(&arch::Device::host_cpu())).is_ok()
     }
 
-    /// Whether a form may run on a device: the plugin offers it and was built for it.
+    /// Whether a form may run on a device: the plugin offers it, and plugin and form were built for it. An empty form
+    /// stands for the plugin alone.
     ///
     /// # Errors
     /// `device_unknown`, `arch_not_declared`, `arch_malformed`; the plugin's own failure.
-    pub(crate) fn placeable(&self, form: &str, index: u32) -> Result<(), PluginError> {
+    pub(crate) fn placeable(
+        &self,
+        structure: &str,
+        form: &str,
+        index: u32,
+    ) -> Result<(), PluginError> {
         let description = self.description();
+        let own = description.form(structure, form);
+        let own = own.map_or(&[][..], |decl| &decl.archs);
         let admit = |archs: &[String], device: &arch::Device, name: &str| {
             arch::admit(&description.id, archs, Some(device)).map_err(|refusal| {
                 let what = format!("device {index} ({name}): {}", refusal.reason);
@@ -99,7 +107,9 @@ impl Plugin {
             })
         };
         if index == 0 {
-            return admit(&description.archs, &arch::Device::host_cpu(), "the CPU");
+            let cpu = arch::Device::host_cpu();
+            admit(&description.archs, &cpu, "the CPU")?;
+            return admit(own, &cpu, "the CPU");
         }
         let found = self.devices()?.iter().find(|d| d.index == index);
         let Some(info) = found else {
@@ -113,7 +123,8 @@ impl Plugin {
             true => &description.archs,
             false => &info.built_for,
         };
-        admit(built_for, &device, &info.name)
+        admit(built_for, &device, &info.name)?;
+        admit(own, &device, &info.name)
     }
 
     fn unknown(&self, form: &str, index: u32) -> PluginError {

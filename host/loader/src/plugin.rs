@@ -257,7 +257,7 @@ impl Plugin {
         shapes: &ProbeShapes,
     ) -> Result<ProbeReport, PluginError> {
         self.declared(&shapes.structure, form)?;
-        self.placeable(form, device)?;
+        self.placeable(&shapes.structure, form, device)?;
         let shapes = serde_json::to_string(shapes)
             .map_err(|e| self.error(form, StatusKind::Invalid, "params", e.to_string()))?;
         let mut out = Bytes::EMPTY;
@@ -291,7 +291,7 @@ impl Plugin {
     pub fn bind(&self, spec: &BindSpec<'_>) -> Result<BoundForm, PluginError> {
         let decl = self.declared(&spec.params.structure, spec.form)?;
         let concurrent = decl.concurrent;
-        self.placeable(spec.form, spec.device)?;
+        self.placeable(&spec.params.structure, spec.form, spec.device)?;
         let params = serde_json::to_string(spec.params)
             .map_err(|e| self.error(spec.form, StatusKind::Invalid, "params", e.to_string()))?;
         let (weight_names, weights) = parallel(spec.weights);
@@ -599,6 +599,17 @@ impl BoundForm {
         self.plugin.check(&self.form, status, error)
     }
 
+    /// Enters it no more.
+    pub(crate) fn poison(&self) {
+        self.poisoned.store(true, Ordering::Release);
+    }
+
+    #[cold]
+    pub(crate) fn invalid(&self, code: &str, what: String) -> PluginError {
+        self.plugin
+            .error(&self.form, StatusKind::Invalid, code, what)
+    }
+
     #[cold]
     fn miscounted(&self, found: [usize; 3]) -> PluginError {
         let what = format!(
@@ -616,7 +627,7 @@ impl BoundForm {
     }
 
     #[cold]
-    fn dead(&self) -> PluginError {
+    pub(crate) fn dead(&self) -> PluginError {
         let what = "an earlier call failed; the instance is not entered again".into();
         self.plugin
             .error(&self.form, StatusKind::Poisoned, "poisoned", what)

@@ -5,6 +5,7 @@
 //! the slice, so nothing above the loader needs `unsafe` to call a plugin. They have the layout of
 //! [`TensorView`], so a slice of them crosses the boundary as it is.
 
+use std::borrow::Cow;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
@@ -147,6 +148,28 @@ impl<'a> HostTensor<'a> {
         DType::from_id(self.view.dtype)
     }
 
+    /// Its elements' bytes in row-major order, repeated ones repeated.
+    pub(crate) fn to_bytes(&self) -> Cow<'a, [u8]> {
+        let Some(dtype) = self.dtype() else {
+            return Cow::Borrowed(&[]);
+        };
+        let (size, data) = (dtype.size(), self.view.data.cast::<u8>());
+        if is_row_major(&self.view) {
+            // SAFETY: the constructors checked that the dims stay inside the borrowed slice.
+            return Cow::Borrowed(unsafe {
+                std::slice::from_raw_parts(data, byte_count(&self.view))
+            });
+        }
+        let mut out = Vec::with_capacity(byte_count(&self.view));
+        each_offset(&self.view, |offset| {
+            // SAFETY: as above, for one element.
+            out.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(data.add(offset * size), size)
+            });
+        });
+        Cow::Owned(out)
+    }
+
     pub(crate) fn view(&self) -> &TensorView {
         &self.view
     }
@@ -214,8 +237,76 @@ impl<'a> HostTensorMut<'a> {
         &self.view.dims[..self.view.rank as usize]
     }
 
+    /// Element type.
+    pub(crate) fn dtype(&self) -> DType {
+        // The constructors take no other id.
+        DType::from_id(self.view.dtype).unwrap_or(DType::U8)
+    }
+
+    /// Bytes of its elements.
+    pub(crate) fn byte_count(&self) -> usize {
+        byte_count(&self.view)
+    }
+
+    /// The same memory, read.
+    pub(crate) fn as_tensor(&self) -> HostTensor<'_> {
+        HostTensor {
+            view: self.view,
+            borrow: PhantomData,
+        }
+    }
+
+    /// Takes its elements from bytes in row-major order, as many as [`HostTensorMut::byte_count`].
+    pub(crate) fn fill_from(&mut self, bytes: &[u8]) {
+        let (size, data) = (self.dtype().size(), self.view.data.cast::<u8>());
+        let mut elements = bytes.chunks_exact(size);
+        each_offset(&self.view, |offset| {
+            if let Some(element) = elements.next() {
+                // SAFETY: the constructors checked that the dims stay inside the slice, borrowed exclusively.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(element.as_ptr(), data.add(offset * size), size);
+                }
+            }
+        });
+    }
+
     pub(crate) fn as_views(tensors: &mut [HostTensorMut<'_>]) -> *const TensorView {
         tensors.as_ptr().cast() // repr(transparent)
+    }
+}
+
+fn byte_count(view: &TensorView) -> usize {
+    let elements: i64 = view.dims[..view.rank as usize].iter().product();
+    let size = DType::from_id(view.dtype).map_or(0, DType::size);
+    elements as usize * size
+}
+
+fn is_row_major(view: &TensorView) -> bool {
+    let mut stride = 1;
+    let axes = (0..view.rank as usize).rev();
+    axes.into_iter().all(|axis| {
+        let same = view.strides[axis] == stride || view.dims[axis] == 1;
+        stride *= view.dims[axis].max(1);
+        same
+    })
+}
+
+/// The offset of every element, in row-major order.
+fn each_offset(view: &TensorView, mut visit: impl FnMut(usize)) {
+    let rank = view.rank as usize;
+    let (dims, strides) = (&view.dims[..rank], &view.strides[..rank]);
+    if dims.contains(&0) {
+        return;
+    }
+    let mut at = [0_i64; MAX_RANK];
+    loop {
+        let offset: i64 = at.iter().zip(strides).map(|(i, s)| i * s).sum();
+        visit(offset as usize);
+        let Some(axis) = (0..rank).rev().find(|axis| at[*axis] + 1 < dims[*axis]) else {
+            return;
+        };
+        at[axis] += 1;
+        at[axis + 1..].fill(0);
     }
 }
 

@@ -7,7 +7,7 @@ use structures_catalog::expr::{eval_bool, BinaryOp, Expr, Fact, Facts, UnaryOp};
 
 use crate::roles::Candidate;
 
-/// Kinds that a module without parameters cannot have.
+/// Kinds that a module without parameters, or with vectors alone, cannot have.
 const WITH_WEIGHT: [&str; 3] = ["linear", "conv3d", "embedding"];
 
 /// Truth where not all facts are there.
@@ -64,7 +64,7 @@ pub(crate) fn truth(e: &Expr, here: &Candidate<'_>) -> Truth {
             },
         },
         Expr::Has(path) if here.unseen(path) => Truth::Yes,
-        Expr::Binary(BinaryOp::Eq, a, b) if kind_of_unseen(a, b, here) => Truth::No,
+        Expr::Binary(BinaryOp::Eq, a, b) if cannot_be(a, b, here) => Truth::No,
         _ => match open_facts(e, here) {
             open if open.is_empty() => eval_bool(e, here).unwrap_or(false).into(),
             open => Truth::Open(open),
@@ -72,10 +72,16 @@ pub(crate) fn truth(e: &Expr, here: &Candidate<'_>) -> Truth {
     }
 }
 
-/// `r.kind == 'linear'` of a module without parameters.
-fn kind_of_unseen(a: &Expr, b: &Expr, here: &Candidate<'_>) -> bool {
+/// `r.kind == 'linear'` of a module without parameters, or with vectors alone.
+fn cannot_be(a: &Expr, b: &Expr, here: &Candidate<'_>) -> bool {
     matches!((a, b), (Expr::Fact(r, Fact::Kind), Expr::Text(kind))
-        if here.unseen(r) && WITH_WEIGHT.contains(&kind.as_str()))
+        if (here.unseen(r) || unsaid(r, here)) && WITH_WEIGHT.contains(&kind.as_str()))
+}
+
+/// Whether the kind of a module with a weight is not known.
+fn unsaid(role: &str, here: &Candidate<'_>) -> bool {
+    let module = here.module(role).filter(|_| here.tree.headers_only);
+    module.is_some_and(|m| m.kind.is_none() && m.params.contains_key("weight"))
 }
 
 /// The facts an expression reads that a tree from headers cannot have.
@@ -93,6 +99,7 @@ pub(crate) fn open_facts(e: &Expr, here: &Candidate<'_>) -> Vec<String> {
         let is = match part {
             Expr::Conditioned(r) | Expr::Takes(r, _) => silent(r),
             Expr::Attr(r, name) => there(r) && here.attr(r, name).is_none(),
+            Expr::Fact(r, Fact::Kind) => here.unseen(r) || unsaid(r, here),
             Expr::Fact(r, _) => here.unseen(r),
             Expr::Has(path) => match path.split_once(".attr.") {
                 Some((r, name)) => there(r) && here.attr(r, name).is_none(),

@@ -30,7 +30,6 @@ extern "C" __global__ void decoder_ffn_norm(const void *x, u32 dtype, const floa
     if (mod_shift) v += load_value(mod_shift, dtype, base + k);
     operand_store(out, kind, row, k, width, at_boundary(v, dtype), scale);
   }
-  operand_pad(out, kind, row, width);
 }
 
 struct HiddenEnd {

@@ -178,7 +178,7 @@ __device__ __forceinline__ void product_plain(const Operands &o, const Epilogue 
 
 // int8 weights are read once, 16 bytes a lane, by up to 8 rows of f32. `x` lies in spans of 512 elements,
 // each as 4 x 32 quadruples: what a lane multiplies with its 16 weights is then read side by side with its
-// neighbours'. The spans of one row are `x_spans * 512` floats; past K they hold zeros.
+// neighbours'. The spans of one row are `x_spans * 512` floats; what lies past K is not read.
 #define SPAN 512
 
 // Where element k of a row lies.
@@ -231,7 +231,8 @@ __device__ __forceinline__ void product_rows(const Rows &o, const Epilogue &epil
 #pragma unroll
       for (int m = 0; m < M; ++m) {
         const float4 *row = (const float4 *)(o.x + ((u64)m * o.x_spans + span) * SPAN);
-        x[m] = row[q * WARP + lane];
+        x[m].x = x[m].y = x[m].z = x[m].w = 0.0f;
+        if (k < o.k) x[m] = row[q * WARP + lane];
       }
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
@@ -266,6 +267,23 @@ __device__ __forceinline__ void product_rows(const Rows &o, const Epilogue &epil
   }
 }
 
+// ---- sums of another library ----------------------------------------------------------------------
+
+// Runs the epilogue on sums that lie in rows of `n`, f32 or bf16. A thread has one row and four columns.
+template <class Epilogue>
+__device__ __forceinline__ void product_end(const void *sums, u32 dtype, u32 n, const Epilogue &epilogue) {
+  u32 quadruple = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
+  u32 col = quadruple / 4 * 16 + quadruple % 4 * 2;
+  if (col >= n) return;
+  float own[4];
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    u32 channel = col + (c / 2) * 8 + c % 2;
+    own[c] = channel < n ? load_value(sums, dtype, (u64)row * n + channel) : 0.0f;
+  }
+  epilogue(row, col, own[0], own[1], own[2], own[3]);
+}
+
 // ---- operands -------------------------------------------------------------------------------------
 
 // How a prologue hands a row to a product: bf16 or E4M3 in place, or f32 in spans.
@@ -282,20 +300,11 @@ __device__ __forceinline__ void operand_store(void *out, u32 kind, u32 row, u32 
   }
 }
 
-// Zeros what lies past the width of a spread row.
-__device__ __forceinline__ void operand_pad(void *out, u32 kind, u32 row, u32 width) {
-  if (kind != AS_SPANS) return;
-  u32 spans = (width + SPAN - 1) / SPAN;
-  for (u32 k = width + threadIdx.x; k < spans * SPAN; k += blockDim.x)
-    ((float *)out)[(u64)row * spans * SPAN + spread_at(k)] = 0.0f;
-}
-
 __device__ __forceinline__ void operand_rows(const void *x, u32 x_dtype, void *out, u32 kind, u32 width,
                                              float scale) {
   u32 row = blockIdx.x;
   for (u32 k = threadIdx.x; k < width; k += blockDim.x)
     operand_store(out, kind, row, k, width, load_value(x, x_dtype, (u64)row * width + k), scale);
-  operand_pad(out, kind, row, width);
 }
 
 // ---- kernels --------------------------------------------------------------------------------------
@@ -308,6 +317,11 @@ __device__ __forceinline__ void operand_rows(const void *x, u32 x_dtype, void *o
   }                                                                                                         \
   extern "C" __global__ void __launch_bounds__(THREADS) name##_tile32(Operands o, PARAMS p) {               \
     product_tile<Op, 32, 1>(o, p);                                                                          \
+  }
+
+#define END(name, PARAMS)                                                                                   \
+  extern "C" __global__ void name##_end(const void *sums, u32 dtype, u32 n, PARAMS p) {                     \
+    product_end(sums, dtype, n, p);                                                                         \
   }
 
 #define PLAIN(name, Op, PARAMS)                                                                             \
@@ -325,10 +339,12 @@ __device__ __forceinline__ void operand_rows(const void *x, u32 x_dtype, void *o
   PLAIN(name##_bf16, Bf16, PARAMS)                                                                          \
   TILES(name##_e4m3, E4m3, PARAMS)                                                                          \
   PLAIN(name##_e4m3, E4m3, PARAMS)                                                                          \
-  ROWS(name##_int8, PARAMS)
+  ROWS(name##_int8, PARAMS)                                                                                 \
+  END(name, PARAMS)
 #else
 #define PRODUCTS(name, PARAMS)                                                                              \
   TILES(name##_bf16, Bf16, PARAMS)                                                                          \
   PLAIN(name##_bf16, Bf16, PARAMS)                                                                          \
-  ROWS(name##_int8, PARAMS)
+  ROWS(name##_int8, PARAMS)                                                                                 \
+  END(name, PARAMS)
 #endif

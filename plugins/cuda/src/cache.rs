@@ -41,11 +41,6 @@ impl Cache {
         Cache(dir.map(|dir| dir.join("kernels")))
     }
 
-    /// A cache in a directory.
-    pub fn at(dir: &Path) -> Self {
-        Cache(Some(dir.into()))
-    }
-
     /// The image of a source for an architecture.
     ///
     /// # Errors

@@ -274,7 +274,7 @@ fn candidates(variable: impl Fn(&str) -> Option<String>, driver_major: i32) -> V
         .filter_map(|name| given(name))
         .map(|home| PathBuf::from(home).join("lib64/libnvrtc.so"))
         .collect();
-    let mut majors = vec![13, 12];
+    let mut majors = [13, 12];
     if driver_major == 12 {
         majors.reverse();
     }

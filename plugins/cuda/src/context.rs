@@ -7,7 +7,7 @@
 //!
 //! Owns no kernel and no format. `unsafe` here is the driver's interface; addresses stay numbers.
 
-use std::collections::HashMap;
+use std::collections::hash_map::{Entry, HashMap};
 use std::ffi::{c_void, CString};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,6 +33,16 @@ pub struct Context {
     lost: AtomicBool,
     /// Start events by queue.
     marks: Mutex<HashMap<u64, Mark>>,
+    scratch: Mutex<Scratch>,
+}
+
+/// Memory between the kernels of one call, shared by every form of the context: calls follow each other on a queue.
+#[derive(Debug, Default)]
+struct Scratch {
+    address: u64,
+    bytes: u64,
+    /// Who used it last.
+    queue: u64,
 }
 
 struct Mark {
@@ -155,6 +165,7 @@ impl Context {
                 stream: std::ptr::null_mut(),
                 lost: AtomicBool::new(false),
                 marks: Mutex::default(),
+                scratch: Mutex::default(),
             };
             context.stream = context.run("a stream", || {
                 result::stream::create(result::stream::StreamKind::NonBlocking)
@@ -166,6 +177,24 @@ impl Context {
     /// The GPU.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    /// Runs a call of another library with the context current, on the stream that a queue stands for.
+    ///
+    /// # Errors
+    /// The call's own.
+    pub fn with_stream<R>(
+        &self,
+        queue: u64,
+        call: impl FnOnce(CUstream) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        let stream = self.stream(queue);
+        let mut answer = None;
+        self.run("another library", || {
+            answer = Some(call(stream));
+            Ok(())
+        })?;
+        answer.unwrap_or_else(|| Err(Failure::failed("driver_failed", "the call did not run")))
     }
 
     /// The stream a host's queue number stands for.
@@ -252,19 +281,40 @@ impl Context {
         Ok(buffer)
     }
 
-    /// Memory of zeros.
+    /// Makes the shared scratch at least as large: at bind, so that no call allocates.
     ///
     /// # Errors
     /// As [`Context::buffer`].
-    pub fn zeros(self: &Arc<Self>, bytes: u64) -> Result<Buffer, Failure> {
-        let buffer = self.buffer(bytes)?;
-        let stream = self.stream;
-        self.run("memset", || {
-            // SAFETY: memory of that size, allocated here.
-            unsafe { result::memset_d8_async(buffer.address, 0, bytes.max(1) as usize, stream) }
-        })?;
-        self.synchronize(0)?;
-        Ok(buffer)
+    pub fn scratch_at_least(&self, bytes: u64) -> Result<(), Failure> {
+        let mut scratch = self.scratch.lock().unwrap_or_else(|e| e.into_inner());
+        if scratch.bytes >= bytes {
+            return Ok(());
+        }
+        let address = self.alloc(bytes, ALIGN)?;
+        // Freeing waits for what still uses the old one.
+        if scratch.bytes > 0 {
+            self.free(scratch.address);
+        }
+        (scratch.address, scratch.bytes) = (address, bytes);
+        Ok(())
+    }
+
+    /// Enqueues work that uses the shared scratch, whose address it is given. What another queue does with it is waited
+    /// for first.
+    ///
+    /// # Errors
+    /// The work's own; `device_lost`.
+    pub fn with_scratch(
+        &self,
+        queue: u64,
+        work: impl FnOnce(u64) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut scratch = self.scratch.lock().unwrap_or_else(|e| e.into_inner());
+        if scratch.queue != queue {
+            self.synchronize(scratch.queue)?;
+            scratch.queue = queue;
+        }
+        work(scratch.address)
     }
 
     /// Loads an image that was compiled for this GPU.
@@ -328,6 +378,10 @@ impl Drop for Context {
                 }
                 if !self.stream.is_null() {
                     let _ = result::stream::destroy(self.stream);
+                }
+                let scratch = self.scratch.lock().unwrap_or_else(|e| e.into_inner());
+                if scratch.bytes > 0 {
+                    let _ = result::free_sync(scratch.address);
                 }
             }
             Ok(())
@@ -400,6 +454,12 @@ impl Device for Context {
         let mut marks = self.marks.lock().unwrap_or_else(|e| e.into_inner());
         let mark = marks.remove(&queue);
         drop(marks);
+        let mut scratch = self.scratch.lock().unwrap_or_else(|e| e.into_inner());
+        if scratch.queue == queue {
+            let _ = self.synchronize(queue);
+            scratch.queue = 0;
+        }
+        drop(scratch);
         let stream = self.stream(queue);
         // SAFETY: a stream `queue_new` gave, freed once, says the interface.
         let _ = self.run("free", || unsafe {
@@ -422,13 +482,15 @@ impl Device for Context {
     fn mark(&self, queue: u64) -> Result<(), Failure> {
         let stream = self.stream(queue);
         let mut marks = self.marks.lock().unwrap_or_else(|e| e.into_inner());
-        if !marks.contains_key(&queue) {
-            let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
-            let start = self.run("an event", event)?;
-            let end = self.run("an event", event)?;
-            marks.insert(queue, Mark { start, end });
-        }
-        let mark = &marks[&queue];
+        let mark = match marks.entry(queue) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
+                let start = self.run("an event", event)?;
+                let end = self.run("an event", event)?;
+                new.insert(Mark { start, end })
+            }
+        };
         // SAFETY: an event and a stream of this context.
         self.run("a mark", || unsafe {
             result::event::record(mark.start, stream)
@@ -501,11 +563,6 @@ impl Drop for Module {
 }
 
 impl Kernel {
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Where it runs.
     pub fn context(&self) -> &Arc<Context> {
         &self.module.context

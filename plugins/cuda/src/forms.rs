@@ -21,6 +21,7 @@ use structures_plugin_api::DType;
 
 use crate::context::{Arguments, Buffer, Context, Grid, Kernel, Module};
 use crate::format::Format;
+use crate::lt::Lt;
 use crate::product::Rung;
 
 /// Rows that scratch is kept for at most; a longer call goes in blocks of as many.
@@ -53,6 +54,8 @@ pub struct Site<'s> {
     pub request: &'s BindRequest<'s>,
     /// The structure's kernels, loaded.
     pub module: &'s Arc<Module>,
+    /// cublasLt on this device, opened when it is first asked for.
+    pub library: &'s dyn Fn() -> Result<Arc<Lt>, Failure>,
     /// The host.
     pub host: &'s Host,
     /// Boundary dtype.
@@ -98,12 +101,6 @@ impl Site<'_> {
         let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
         self.module.context().upload(&bytes)
     }
-
-    /// Scratch of operand rows, zeroed, so that what pads a spread row is.
-    pub fn operand(&self, format: Format, width: u32) -> Result<Buffer, Failure> {
-        let bytes = self.rows * crate::product::Product::operand_bytes(format, width);
-        self.module.context().zeros(bytes)
-    }
 }
 
 /// One tensor of a call.
@@ -148,6 +145,9 @@ pub struct Block {
     pub outputs: Vec<u64>,
 }
 
+/// What parts of the scratch are aligned to.
+pub const STEP: u64 = 256;
+
 /// A structure bound to its weights: launches, and nothing else.
 pub trait Body: Send {
     /// What it reads; the first one counts the rows.
@@ -156,13 +156,16 @@ pub trait Body: Send {
     fn outputs(&self) -> &[Port];
     /// The ladder, best first.
     fn ladder(&self) -> &'static [Rung];
-    /// Bytes of weights and of scratch on the device.
-    fn bytes(&self) -> [u64; 2];
-    /// Launches everything for a block of rows.
+    /// Bytes of weights on the device.
+    fn weight_bytes(&self) -> u64;
+    /// Bytes of scratch a block of rows takes.
+    fn scratch_bytes(&self, rows: u64) -> u64;
+    /// Launches everything for a block of rows. `scratch` is a multiple of [`STEP`].
     ///
     /// # Safety
-    /// The addresses cover `rows` rows of the ports' widths on this device until the queue is done.
-    unsafe fn run(&self, rung: Rung, block: &Block) -> Result<(), Failure>;
+    /// The addresses cover `rows` rows of the ports' widths, and the scratch what [`Body::scratch_bytes`] says, on this
+    /// device until the queue is done.
+    unsafe fn run(&self, rung: Rung, block: &Block, scratch: u64) -> Result<(), Failure>;
 }
 
 /// Binds the form that a request names.
@@ -172,6 +175,7 @@ pub trait Body: Send {
 pub fn bind(
     host: &Host,
     module: impl FnOnce(&str) -> Result<Arc<Module>, Failure>,
+    library: &dyn Fn() -> Result<Arc<Lt>, Failure>,
     request: &BindRequest<'_>,
 ) -> Result<Box<dyn BoundForm>, Failure> {
     let (leaf, decl) = found(&request.params.structure, request.form)?;
@@ -188,15 +192,18 @@ pub fn bind(
     let site = Site {
         request,
         module: &module,
+        library,
         host,
         dtype: request.boundary()?,
         rows,
     };
     let context = Arc::clone(module.context());
     let body = (leaf.bind)(&site)?;
+    context.scratch_at_least(body.scratch_bytes(rows))?;
     let name = format!("{} {}", leaf.structure, request.form);
     let rung = climb(host, &context, &*body, site.dtype, rows.min(most), &name)?;
     Ok(Box::new(Bound {
+        context,
         dtype: site.dtype,
         device: request.device,
         block_rows: rows,
@@ -220,6 +227,7 @@ pub fn found(structure: &str, form: &str) -> Result<(&'static Leaf, FormDecl), F
 
 /// A bound form.
 struct Bound {
+    context: Arc<Context>,
     dtype: DType,
     device: u32,
     block_rows: u64,
@@ -230,10 +238,9 @@ struct Bound {
 
 impl BoundForm for Bound {
     fn facts(&self) -> FormFacts {
-        let [packed_bytes, scratch_bytes] = self.body.bytes();
         FormFacts {
-            packed_bytes,
-            scratch_bytes,
+            packed_bytes: self.body.weight_bytes(),
+            scratch_bytes: self.body.scratch_bytes(self.block_rows),
             workspace_bytes: 0,
         }
     }
@@ -278,8 +285,11 @@ impl BoundForm for Bound {
                 inputs: given.iter().zip(self.body.inputs()).map(at).collect(),
                 outputs: made.iter().zip(self.body.outputs()).map(at).collect(),
             };
-            // SAFETY: tensors of this device, checked in `address`, borrowed by the host until the queue is done.
-            unsafe { self.body.run(self.rung, &block) }?;
+            self.context.with_scratch(block.queue, |scratch| {
+                // SAFETY: tensors of this device, checked in `address`, borrowed by the host until the queue is done;
+                // the scratch was made for such a block at bind.
+                unsafe { self.body.run(self.rung, &block, scratch) }
+            })?;
             first += count;
         }
         Ok(())
@@ -400,10 +410,9 @@ fn climb(
                     true => String::new(),
                     false => format!("; fell through: {}", fell.join("; ")),
                 };
-                let level = if fell.is_empty() {
-                    LogLevel::Debug
-                } else {
-                    LogLevel::Warn
+                let level = match fell.is_empty() {
+                    true => LogLevel::Debug,
+                    false => LogLevel::Info,
                 };
                 host.log(level, "ladder", &format!("{name}: {}{notes}", rung.name()));
                 return Ok(*rung);
@@ -462,8 +471,10 @@ impl<'b> Trial<'b> {
             inputs: self.inputs.iter().map(Buffer::address).collect(),
             outputs: self.outputs.iter().map(|(b, _)| b.address()).collect(),
         };
-        // SAFETY: buffers of at least `rows` rows of the ports' widths; waited for here.
-        unsafe { self.body.run(rung, &block) }?;
+        self.context.with_scratch(0, |scratch| {
+            // SAFETY: buffers of at least `rows` rows of the ports' widths, waited for here; the scratch is as at bind.
+            unsafe { self.body.run(rung, &block, scratch) }
+        })?;
         self.context.synchronize(0)
     }
 

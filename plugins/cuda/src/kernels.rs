@@ -90,6 +90,7 @@ impl File {
                 );
             }
             all.extend(ROWS.iter().map(|rows| format!("{product}_int8_{rows}")));
+            all.push(format!("{product}_end"));
         }
         all
     }

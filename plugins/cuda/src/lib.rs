@@ -13,6 +13,7 @@ mod context;
 mod format;
 mod forms;
 pub mod kernels;
+mod lt;
 mod presence;
 mod product;
 mod weights;
@@ -27,10 +28,11 @@ use structures_plugin_api::sdk::{self, Backend, BindRequest, BoundForm, Device, 
 use crate::cache::{Cache, Origin};
 use crate::compiler::Compiler;
 use crate::context::{Context, Module};
+use crate::lt::Lt;
 use crate::presence::{caught, Gpu};
 
 /// Rungs, as entries of a probe.
-const ENTRIES: [&str; 3] = ["mma_sync", "row_stream", "plain"];
+const ENTRIES: [&str; 4] = ["cublaslt", "mma_sync", "row_stream", "plain"];
 
 /// The backend.
 pub struct Cuda {
@@ -40,6 +42,8 @@ pub struct Cuda {
     compiler: OnceLock<Result<Compiler, Failure>>,
     /// By ordinal; a context goes when its last form, memory and handle is gone.
     contexts: Mutex<HashMap<i32, std::sync::Weak<Context>>>,
+    /// cublasLt by ordinal.
+    libraries: Mutex<HashMap<i32, std::sync::Weak<Lt>>>,
     /// Loaded images, by ordinal and file.
     modules: Mutex<HashMap<(i32, &'static str), std::sync::Weak<Module>>>,
 }
@@ -63,6 +67,7 @@ impl Backend for Cuda {
             gpus: OnceLock::new(),
             compiler: OnceLock::new(),
             contexts: Mutex::default(),
+            libraries: Mutex::default(),
             modules: Mutex::default(),
         })
     }
@@ -78,11 +83,10 @@ impl Backend for Cuda {
             context.synchronize(0)?;
             self.module(&context, leaf.structure)
         });
-        let (present, absent) = match &ready {
-            Ok(_) => (ladder, &[][..]),
-            Err(_) => (&[][..], ladder),
-        };
-        let owned = |list: &[&str]| list.iter().map(|e| (*e).to_string()).collect();
+        let there = |entry: &&str| ready.is_ok() && (*entry != "cublaslt" || Lt::is_there());
+        let (present, absent): (Vec<&str>, Vec<&str>) =
+            ladder.iter().copied().partition(|e| there(e));
+        let owned = |list: Vec<&str>| list.into_iter().map(str::to_string).collect();
         report.entries = Entries {
             present: owned(present),
             absent: owned(absent),
@@ -107,7 +111,15 @@ impl Backend for Cuda {
 
     fn bind(&self, request: &BindRequest<'_>) -> Result<Box<dyn BoundForm>, Failure> {
         let context = self.context(request.device)?;
-        caught(|| forms::bind(&self.host, |file| self.module(&context, file), request))
+        let library = || self.library(&context);
+        caught(|| {
+            forms::bind(
+                &self.host,
+                |file| self.module(&context, file),
+                &library,
+                request,
+            )
+        })
     }
 }
 
@@ -115,7 +127,7 @@ impl Backend for Cuda {
 fn format_of(form: &str) -> Option<&'static [&'static str]> {
     match form {
         "w8a16_static" => Some(&["row_stream"]),
-        "bf16" | "bf16_pack" | "fp8_static" => Some(&["mma_sync", "plain"]),
+        "bf16" | "bf16_pack" | "fp8_static" => Some(&["cublaslt", "mma_sync", "plain"]),
         _ => None,
     }
 }
@@ -150,6 +162,17 @@ impl Cuda {
         let context = Context::open(gpu)?;
         contexts.insert(gpu.ordinal, Arc::downgrade(&context));
         Ok(context)
+    }
+
+    fn library(&self, context: &Arc<Context>) -> Result<Arc<Lt>, Failure> {
+        let mut libraries = self.libraries.lock().unwrap_or_else(|e| e.into_inner());
+        let ordinal = context.gpu().ordinal;
+        if let Some(open) = libraries.get(&ordinal).and_then(std::sync::Weak::upgrade) {
+            return Ok(open);
+        }
+        let library = Lt::open(context)?;
+        libraries.insert(ordinal, Arc::downgrade(&library));
+        Ok(library)
     }
 
     fn compiler(&self, gpu: &Gpu) -> Result<&Compiler, Failure> {

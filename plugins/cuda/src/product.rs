@@ -2,17 +2,20 @@
 //!
 //! The structs mirror those of `cu/product.cuh`; a test on the CPU holds both to the same numbers by running them.
 
-use std::sync::Arc;
+use structures_plugin_api::sdk::{Failure, Tensor};
+use structures_plugin_api::DType;
 
-use structures_plugin_api::sdk::{BindRequest, Failure, Host, Tensor};
-
-use crate::context::{Argument, Arguments, Grid, Kernel, Module};
+use crate::context::{Argument, Arguments, Grid, Kernel};
 use crate::format::Format;
+use crate::forms::Site;
+use crate::lt::Plan;
 use crate::weights::{Order, Weights};
 
 /// One way to execute, best first in a form's ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rung {
+    /// cublasLt, and the epilogue as a kernel of its own.
+    Library,
     /// Tensor cores through `mma.sync`, a tile a block.
     Tiles,
     /// Weights streamed by warps, up to 8 rows.
@@ -25,6 +28,7 @@ impl Rung {
     /// Its name in entries and notes.
     pub fn name(self) -> &'static str {
         match self {
+            Rung::Library => "cublaslt",
             Rung::Tiles => "mma_sync",
             Rung::Rows => "row_stream",
             Rung::Plain => "plain",
@@ -35,7 +39,7 @@ impl Rung {
     pub fn ladder(format: Format) -> &'static [Rung] {
         match format {
             Format::W8a16Static => &[Rung::Rows],
-            _ => &[Rung::Tiles, Rung::Plain],
+            _ => &[Rung::Library, Rung::Tiles, Rung::Plain],
         }
     }
 }
@@ -90,6 +94,9 @@ pub struct Product {
     pub x_scale: f32,
     /// Tiles of 128 and of 32 rows, plain; or rows 1, 2, 4, 8.
     kernels: Vec<Kernel>,
+    end: Kernel,
+    /// The library's plan, or why there is none.
+    plan: Result<Plan, Failure>,
 }
 
 /// What a product is made of.
@@ -102,6 +109,8 @@ pub struct Parts<'r, 'a> {
     pub order: Order,
     /// The point whose scale its activations have.
     pub point: &'r str,
+    /// Type of the sums that another library leaves for the epilogue.
+    pub sums: DType,
 }
 
 impl Product {
@@ -109,13 +118,8 @@ impl Product {
     ///
     /// # Errors
     /// Of packing; `statistic_missing`; `kernel_missing`.
-    pub fn bind(
-        host: &Host,
-        module: &Arc<Module>,
-        format: Format,
-        request: &BindRequest<'_>,
-        parts: &Parts<'_, '_>,
-    ) -> Result<Self, Failure> {
+    pub fn bind(site: &Site<'_>, format: Format, parts: &Parts<'_, '_>) -> Result<Self, Failure> {
+        let (module, request) = (site.module, site.request);
         let x_scale = match format {
             Format::Fp8Static => {
                 let amax = request.scalar_statistic(parts.point, "amax")?;
@@ -134,8 +138,22 @@ impl Product {
             )
         };
         let kernels = shapes.iter().map(kernel).collect::<Result<Vec<_>, _>>()?;
-        let weights = Weights::pack(host, module.context(), format, parts.weights, parts.order)?;
+        let context = module.context();
+        let weights = Weights::pack(site.host, context, format, parts.weights, parts.order)?;
+        let operand = match format {
+            Format::Fp8Static => DType::E4m3,
+            _ => DType::Bf16,
+        };
+        let plan = match format {
+            Format::W8a16Static => Err(Failure::refused("no_rung", "no library streams int8 rows")),
+            _ => (site.library)().and_then(|lt| {
+                let types = (operand, parts.sums);
+                Plan::new(&lt, types, (weights.n, weights.k), site.rows as u32)
+            }),
+        };
         Ok(Product {
+            end: module.kernel(&format!("{}_end", parts.name), 0)?,
+            plan,
             format,
             scale: weights.scale * x_scale,
             x_scale,
@@ -152,15 +170,22 @@ impl Product {
         }
     }
 
+    /// Bytes of sums that another library leaves for so many rows.
+    pub fn sums_bytes(&self, rows: u64) -> u64 {
+        let size = self.plan.as_ref().map_or(0, |plan| plan.sums.size());
+        rows * u64::from(self.weights.n) * size as u64
+    }
+
     /// Launches it on operand rows at `x`.
     ///
     /// # Safety
-    /// `x` has `rows` operand rows, and every address in `end` covers what the epilogue reaches for them.
+    /// `x` has `rows` operand rows, `sums` is scratch of [`Product::sums_bytes`], and every address in `end` covers what
+    /// the epilogue reaches for those rows.
     pub unsafe fn launch<E: Argument>(
         &self,
         rung: Rung,
         queue: u64,
-        x: u64,
+        (x, sums): (u64, u64),
         rows: u32,
         end: &E,
     ) -> Result<(), Failure> {
@@ -175,6 +200,26 @@ impl Product {
             k,
         };
         let (kernel, grid) = match rung {
+            Rung::Library => {
+                let plan = self.plan.as_ref().map_err(Clone::clone)?;
+                let blocks = (quadruples.div_ceil(128), rows);
+                let grid = Grid {
+                    blocks,
+                    threads: 128,
+                    shared: 0,
+                };
+                let dtype = plan.sums as u32;
+                let arguments = Arguments::default()
+                    .with(&sums)
+                    .with(&dtype)
+                    .with(&n)
+                    .with(end);
+                // SAFETY: rows and scratch as the caller promised; the arguments of an end kernel.
+                return unsafe {
+                    plan.launch(queue, (w, x, sums), rows)?;
+                    self.end.context().launch(queue, &self.end, grid, arguments)
+                };
+            }
             Rung::Tiles if rows > SMALL_ROWS => {
                 let blocks = (n.div_ceil(128), rows.div_ceil(128));
                 (

@@ -3,6 +3,7 @@
 //! shared by the targets: 20 s by default, `STRUCTURES_FUZZ_SECONDS` for longer, `STRUCTURES_FUZZ_SEED` for other cases.
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use peak_alloc::PeakAlloc;
@@ -15,29 +16,94 @@ static COUNTED: PeakAlloc = PeakAlloc;
 /// What a reader may take beside a file's own bytes.
 const BESIDE: usize = 64 << 20;
 
-/// Reads everything that headers say, and holds the reader to the limit.
-fn open(path: &Path, bytes: usize) {
+/// One at a time: what is counted is the whole process.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Does the work, and holds it to the limit.
+fn bounded(bytes: usize, work: impl FnOnce()) {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     COUNTED.reset_peak_usage();
     let before = COUNTED.current_usage();
-    match Checkpoint::open(path) {
-        Ok(checkpoint) => {
-            checkpoint.outline();
+    work();
+    let most = COUNTED.peak_usage().saturating_sub(before);
+    assert!(
+        most <= bytes + BESIDE,
+        "{most} bytes at once for a file of {bytes}"
+    );
+}
+
+/// Reads everything that headers say.
+fn open(path: &Path, bytes: usize) {
+    bounded(bytes, || match Checkpoint::open_headers(path) {
+        Ok(headers) => {
+            headers.outline();
             if let Err(e) = Description::open(path) {
                 assert!(!e.to_string().is_empty());
             }
-            if let Ok(Some(t)) = Tokenizer::of(&checkpoint, None, Vec::new()) {
+            if let Ok(Some(t)) = Tokenizer::of(&headers, None, Vec::new()) {
                 if let Ok(ids) = t.encode("a <s> \u{e9}\r\n 12", true) {
                     assert!(t.decode(&ids).is_ok() || !ids.is_empty());
                 }
             }
         }
         Err(e) => assert!(!e.to_string().is_empty() && !e.code().is_empty()),
+    });
+}
+
+/// The limit is one: a reader that takes what a header claims is caught.
+#[test]
+fn more_than_the_limit_is_a_fault() {
+    let taking = |bytes: usize| {
+        let work = || drop(std::hint::black_box(vec![1u8; bytes]));
+        std::panic::catch_unwind(|| bounded(1000, work)).is_ok()
+    };
+    assert!(taking(BESIDE / 2));
+    assert!(!taking(BESIDE + (1 << 20)));
+}
+
+/// Files that are as large in memory as one of their size can be.
+#[test]
+fn the_most_a_small_file_can_ask_for_is_within_the_limit() {
+    let dir = here("most");
+    let only_open = |path: &Path| {
+        let files = std::fs::read_dir(&dir).expect("a directory");
+        let bytes = files.filter_map(|f| Some(f.ok()?.metadata().ok()?.len() as usize));
+        let bytes = if path.is_dir() {
+            bytes.sum()
+        } else {
+            std::fs::read(path).expect("read").len()
+        };
+        bounded(bytes, || drop(Checkpoint::open(path).map(|c| c.outline())));
+    };
+    let mut gguf = b"GGUF".to_vec();
+    gguf.extend(3u32.to_le_bytes());
+    for n in [0u64, 1, 1] {
+        gguf.extend(n.to_le_bytes());
     }
-    let most = COUNTED.peak_usage().saturating_sub(before);
-    assert!(
-        most <= bytes + BESIDE,
-        "{most} bytes at once for a file of {bytes}"
-    );
+    gguf.push(b'a');
+    gguf.extend([9u32, 0].map(u32::to_le_bytes).concat());
+    gguf.extend(1_900_000u64.to_le_bytes());
+    gguf.resize(gguf.len() + 1_900_032, 7);
+    let path = dir.join("m.gguf");
+    std::fs::write(&path, &gguf).expect("written");
+    assert!(Checkpoint::open(&path).is_ok());
+    only_open(&path);
+    std::fs::remove_file(&path).expect("removed");
+
+    let rows: Vec<String> = (0..80_000)
+        .map(|i| format!("\"{i:x}\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}"))
+        .collect();
+    let header = format!("{{{}}}", rows.join(","));
+    let weights = [
+        (header.len() as u64).to_le_bytes().as_slice(),
+        header.as_bytes(),
+    ]
+    .concat();
+    std::fs::write(dir.join("model.safetensors"), weights).expect("written");
+    let config = format!("{{\"a\":[{}0]}}", "0,".repeat(399_900));
+    std::fs::write(dir.join("config.json"), config).expect("written");
+    assert!(Checkpoint::open(&dir).is_ok());
+    only_open(&dir);
 }
 
 fn here(name: &str) -> PathBuf {

@@ -80,7 +80,7 @@ pub fn drafts(spec: &Spec, form: &FormDecl) -> Result<Vec<Draft>, CatalogError> 
     };
     let usual = Shape {
         name: "usual sizes".into(),
-        wanted: BTreeMap::new(),
+        wanted: least(form),
         dtype: first,
         values: Values::Usual,
         lead: false,
@@ -306,10 +306,14 @@ fn shapes(spec: &Spec, form: &FormDecl, usual: &Shape, dtypes: &[DType]) -> Vec<
         let sized = rows.iter().enumerate();
         sized.map(|(at, s)| (s.clone(), size(at))).collect()
     };
-    let wanted = |name: String, wanted: BTreeMap<String, usize>| Shape {
-        name,
-        wanted,
-        ..usual.clone()
+    let wanted = |name: String, own: BTreeMap<String, usize>| {
+        let mut wanted = usual.wanted.clone();
+        wanted.extend(own);
+        Shape {
+            name,
+            wanted,
+            ..usual.clone()
+        }
     };
     let mut counts = vec![1, MANY_ROWS];
     if let Some([low, high]) = form.band.rows {
@@ -347,16 +351,23 @@ fn shapes(spec: &Spec, form: &FormDecl, usual: &Shape, dtypes: &[DType]) -> Vec<
     all.push(beside("large values", Values::Large, false));
     all.push(beside("two leading dims", Values::Usual, true));
     for dtype in dtypes.iter().skip(1) {
-        for (name, wanted) in [("usual sizes", BTreeMap::new()), ("1 rows", rows_of(1))] {
+        for (name, own) in [("usual sizes", BTreeMap::new()), ("1 rows", rows_of(1))] {
             all.push(Shape {
-                name: name.into(),
-                wanted,
                 dtype: *dtype,
-                ..usual.clone()
+                ..wanted(name.into(), own)
             });
         }
     }
     all
+}
+
+/// Sizes that a form's band asks for where it does not serve any: the smallest of each symbol.
+fn least(form: &FormDecl) -> BTreeMap<String, usize> {
+    let sized = form.band.dims.iter().map(|(symbol, band)| {
+        let low = band.min.max(1).next_multiple_of(band.multiple_of.max(1));
+        (symbol.clone(), low as usize)
+    });
+    sized.filter(|(_, low)| *low > 1).collect()
 }
 
 /// Pairs of symbols that a constraint relates, one as large as the other and half of it, where they usually are not: a

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use structures_loader::{
     row_capacity, BindSpec, BoundForm, Environment, HostTensor, HostTensorMut, Plugin, PluginError,
-    Registry, ScanMode, ScanOptions, StatusKind,
+    Registry, ScanMode, ScanOptions, Staged, StatusKind,
 };
 use structures_plugin_api::describe::{BindParams, Description, ProbeReport, ProbeShapes};
 use structures_plugin_api::DType;
@@ -124,7 +124,7 @@ impl Loaded {
     ///
     /// # Errors
     /// The plugin's own.
-    pub fn bind_form(&self, request: &Request) -> Result<BoundForm, PluginError> {
+    pub fn bind_form(&self, request: &Request) -> Result<Staged, PluginError> {
         let mut weights = Vec::with_capacity(request.weights.len());
         for (name, weight) in &request.weights {
             let view = weight.view().map_err(|e| malformed(&e))?;
@@ -133,7 +133,7 @@ impl Loaded {
         self.bind_views(request, &weights)
     }
 
-    /// Binds a form to these weights instead of the request's own.
+    /// Binds a form to these weights instead of the request's own, to be called with host memory.
     ///
     /// # Errors
     /// The plugin's own.
@@ -141,7 +141,36 @@ impl Loaded {
         &self,
         request: &Request,
         weights: &[(&str, HostTensor<'_>)],
+    ) -> Result<Staged, PluginError> {
+        self.with_spec(request, weights, |spec| self.plugin.bind_staged(spec))
+    }
+
+    /// As [`Loaded::bind_views`], to be called with memory of the device it is bound on.
+    ///
+    /// # Errors
+    /// The plugin's own.
+    pub fn bind_direct(
+        &self,
+        request: &Request,
+        weights: &[(&str, HostTensor<'_>)],
     ) -> Result<BoundForm, PluginError> {
+        self.with_spec(request, weights, |spec| self.plugin.bind(spec))
+    }
+
+    /// The device its form runs on.
+    ///
+    /// # Errors
+    /// Why it runs nowhere.
+    pub fn home(&self, request: &Request) -> Result<u32, PluginError> {
+        self.plugin.home(&request.params.structure, &request.form)
+    }
+
+    fn with_spec<R>(
+        &self,
+        request: &Request,
+        weights: &[(&str, HostTensor<'_>)],
+        bind: impl FnOnce(&BindSpec<'_>) -> Result<R, PluginError>,
+    ) -> Result<R, PluginError> {
         let mut statistics = Vec::with_capacity(request.statistics.len());
         for (name, values) in &request.statistics {
             let dims: &[usize] = match values.len() {
@@ -151,9 +180,9 @@ impl Loaded {
             let view = HostTensor::new(values, dims).map_err(|e| malformed(&e))?;
             statistics.push((name.as_str(), view));
         }
-        self.plugin.bind(&BindSpec {
+        bind(&BindSpec {
             form: &request.form,
-            device: 0,
+            device: self.home(request)?,
             span: &request.span,
             weights,
             statistics: &statistics,
@@ -169,7 +198,8 @@ impl Executor for Loaded {
     }
 
     fn probe(&self, form: &str, shapes: &ProbeShapes) -> Result<ProbeReport, PluginError> {
-        self.plugin.probe(form, 0, shapes)
+        let device = self.plugin.home(&shapes.structure, form)?;
+        self.plugin.probe(form, device, shapes)
     }
 
     fn bind(&self, request: &Request) -> Result<Box<dyn Bound>, PluginError> {
@@ -177,14 +207,14 @@ impl Executor for Loaded {
     }
 }
 
-impl Bound for BoundForm {
+impl Bound for Staged {
     fn call(&self, inputs: &[Option<Operand>], outputs: &mut [Operand]) -> Result<(), PluginError> {
         let inputs: Vec<_> = inputs.iter().map(view).collect::<Result<_, _>>()?;
         let outputs = outputs.iter_mut();
         let mut outputs: Vec<HostTensorMut<'_>> = outputs
             .map(|operand| operand.view_mut().map_err(|e| malformed(&e)))
             .collect::<Result<_, _>>()?;
-        BoundForm::call(self, &inputs, &mut outputs, &mut [])
+        Staged::call(self, &inputs, &mut outputs, &mut [])
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use structures_loader::BoundForm;
+use structures_loader::Staged;
 use structures_suite::operand::{Data, Operand};
 use structures_suite::SuiteError;
 
@@ -25,7 +25,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
         false => (2, 2),
     };
     bench.at("one after the other", None);
-    let mut bound: Vec<BoundForm> = Vec::new();
+    let mut bound: Vec<Staged> = Vec::new();
     for _ in 0..instances {
         match bench.bind() {
             Ok(b) => bound.push(b),

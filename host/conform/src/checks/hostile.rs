@@ -3,7 +3,7 @@
 //! Where a success would be a lie (nowhere to put an answer, views that are none), it is a fault, too. Memory around
 //! the outputs is watched all along.
 
-use structures_loader::{BoundForm, RawBind, NULL_CALLS, NULL_ENTRIES};
+use structures_loader::{RawBind, NULL_CALLS, NULL_ENTRIES};
 use structures_plugin_api::abi::{TensorView, STATUS_OK};
 use structures_suite::SuiteError;
 
@@ -40,7 +40,9 @@ pub(super) fn nulls(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
             continue;
         }
         bench.at(what, Some(seed));
-        let Ok(bound) = bench.bind() else { continue };
+        let Ok(bound) = bench.bind_direct() else {
+            continue;
+        };
         let (mut inputs, mut outputs) = operands(bench);
         let (from, to) = (views(&mut inputs), raw(&mut outputs));
         let answer = bound.null_call(bench.cx.throwaway, which, &from, &to);
@@ -227,7 +229,7 @@ fn poke(
     what: &str,
     seed: u64,
 ) -> Option<Verdict> {
-    let bound: BoundForm = bench.bind().ok()?;
+    let bound = bench.bind_direct().ok()?;
     let answer = bound.call_raw(bench.cx.throwaway, from, to, &[]);
     (due && answer.is_ok())
         .then(|| Code::ArgumentAccepted.at(seed, format!("{what}: answered success")))

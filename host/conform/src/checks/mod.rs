@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use structures_catalog::{Catalog, Spec};
-use structures_loader::{BoundForm, HostTensor, HostTensorMut, PluginError, Throwaway};
+use structures_loader::{BoundForm, HostTensor, HostTensorMut, PluginError, Staged, Throwaway};
 use structures_plugin_api::describe::FormDecl;
 use structures_suite::cases::{draft_of, drafts, sizes_of_rows, width_symbols, Draft};
 use structures_suite::executor::Request;
@@ -382,13 +382,29 @@ impl Bench<'_> {
     }
 
     /// Binds the usual case.
-    pub fn bind(&self) -> Result<BoundForm, PluginError> {
+    pub fn bind(&self) -> Result<Staged, PluginError> {
         self.bind_as(self.case.request())
     }
 
     /// Binds.
-    pub fn bind_as(&self, request: &Request) -> Result<BoundForm, PluginError> {
+    pub fn bind_as(&self, request: &Request) -> Result<Staged, PluginError> {
         self.cx.loaded.bind_form(request)
+    }
+
+    /// Binds the usual case, for calls with views as they are given.
+    pub fn bind_direct(&self) -> Result<BoundForm, PluginError> {
+        let request = self.case.request();
+        let weights = request.weights.iter();
+        let views: Result<Vec<(&str, HostTensor<'_>)>, _> = weights
+            .map(|(name, w)| Ok((name.as_str(), w.view()?)))
+            .collect();
+        let views = views.map_err(|e: structures_loader::LoaderError| broken(&e))?;
+        self.cx.loaded.bind_direct(request, &views)
+    }
+
+    /// The device the form is bound on; 0 also where it is bound nowhere.
+    pub fn device(&self) -> u32 {
+        self.cx.loaded.home(self.case.request()).unwrap_or(0)
     }
 
     /// Whether a plain call leaves the memory around its outputs alone. Where it does not, that is one fault, and not
@@ -438,7 +454,7 @@ pub fn poisoned(case: &Prepared<'_>, lay: Lay) -> Vec<Room> {
 
 /// Calls a bound form on rooms.
 pub fn call(
-    bound: &BoundForm,
+    bound: &Staged,
     inputs: &[Option<Room>],
     outputs: &mut [Room],
 ) -> Result<(), PluginError> {
@@ -449,13 +465,18 @@ pub fn call(
     let made: Result<Vec<HostTensorMut<'_>>, _> = outputs.iter_mut().map(Room::view_mut).collect();
     match (views, made) {
         (Ok(views), Ok(mut made)) => bound.call(&views, &mut made, &mut []),
-        (Err(e), _) | (_, Err(e)) => Err(PluginError {
-            kind: structures_loader::StatusKind::Invalid,
-            code: "conform_failed".into(),
-            message: e.to_string(),
-            plugin: "conform".into(),
-            form: bound.form().into(),
-        }),
+        (Err(e), _) | (_, Err(e)) => Err(broken(&e)),
+    }
+}
+
+/// Tensors of our own that are none.
+fn broken(e: &structures_loader::LoaderError) -> PluginError {
+    PluginError {
+        kind: structures_loader::StatusKind::Invalid,
+        code: "conform_failed".into(),
+        message: e.to_string(),
+        plugin: "conform".into(),
+        form: String::new(),
     }
 }
 

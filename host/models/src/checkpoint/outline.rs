@@ -75,15 +75,16 @@ impl Checkpoint {
     /// The modules that the headers show, whatever the family.
     pub fn outline(&self) -> ModuleTree {
         let mut modules: IndexMap<String, Module> = IndexMap::new();
-        for (name, entry) in &self.tensors {
+        for tensor in self.tensor_infos() {
+            let name = tensor.name.as_str();
             let (path, param) = match &self.metadata {
                 Metadata::Config(_) => of_other_framework(split(name)),
                 Metadata::Gguf(_) => self.published(name),
             };
             let module = modules.entry(path.clone()).or_insert_with(|| other(&path));
             let info = ParamInfo {
-                dims: entry.dims.clone(),
-                dtype: entry.stored.name().into(),
+                dims: tensor.dims,
+                dtype: tensor.dtype.into(),
             };
             module.params.insert(param, info);
         }
@@ -92,6 +93,15 @@ impl Checkpoint {
             shape(module, &said);
         }
         let mut assumed = IndexMap::new();
+        for module in modules.values() {
+            if module.kind == Some(ModuleKind::LayerNorm) {
+                let text = format!(
+                    "`{}` is taken to norm rows, by its name: a norm of groups has the same header",
+                    module.path
+                );
+                assumed.insert(module.path.clone(), text);
+            }
+        }
         let slices = take_apart(&mut modules, &said, &mut assumed);
         name_activations(&mut modules, &said);
         name_conditions(&mut modules, &mut assumed);
@@ -201,6 +211,7 @@ fn shape(module: &mut Module, said: &Said<'_>) {
             attr(outer, int(*rows));
             kind
         }
+        [_] if module.params.contains_key("running_mean") => ModuleKind::Other,
         [n] if norm => {
             let kind = match bias {
                 true => ModuleKind::LayerNorm,
@@ -226,7 +237,10 @@ fn shape(module: &mut Module, said: &Said<'_>) {
     if kind == ModuleKind::Linear && !bias {
         module.absent_params.push("bias".into());
     }
-    module.kind = Some(kind);
+    // A factor and a summand under another name may be a norm too.
+    let vectors = weight.dims.len() == 1 && module.params.len() == 2;
+    let unsaid = kind == ModuleKind::Other && vectors && bias && values(&weight.dtype);
+    module.kind = (!unsaid).then_some(kind);
 }
 
 /// Whether the stored elements are the weight's own, not codes packed into words.

@@ -29,7 +29,7 @@ struct RawTensor {
 
 /// Tensors of one file: the largest published shards have a few thousand. Together with the limit on a header it keeps
 /// memory within the file's size and 64 MB.
-const MAX_TENSORS: usize = 100_000;
+const MAX_TENSORS: usize = 80_000;
 /// Tensors of an index: the largest published ones have 140,000.
 const MAX_INDEXED: usize = 300_000;
 

@@ -3,8 +3,9 @@
 
 use structures_plugin_api::describe::FormDecl;
 use structures_plugin_api::sdk::Failure;
+use structures_plugin_api::DType;
 
-use super::{is_operand, operand, Block, Body, Leaf, Port, Site};
+use super::{is_operand, operand, Block, Body, Leaf, Port, Site, STEP};
 use crate::context::{Argument, Arguments, Buffer, Grid, Kernel};
 use crate::format::Format;
 use crate::product::{Parts, Product, Rung};
@@ -89,8 +90,6 @@ struct Ffn {
     down: Product,
     prologue: Kernel,
     norm: Option<Norm>,
-    operand: Buffer,
-    hidden: Buffer,
     activation: u32,
     inputs: Vec<Port>,
     outputs: [Port; 1],
@@ -120,12 +119,18 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
         weights: &pair,
         order: Order::ByEights,
         point: "x_after_norm",
+        // Half the bytes between two kernels; E4M3 operands round sixteen times as coarsely.
+        sums: match format {
+            Format::Fp8Static => DType::Bf16,
+            _ => DType::F32,
+        },
     };
     let down = Parts {
         name: "decoder_ffn_down",
         weights: &down,
         order: Order::Behind,
         point: "act_after_mul",
+        sums: DType::F32,
     };
     let (names, width) = (&request.params.inputs, d as u32);
     let (norm, inputs, output) = match request.span {
@@ -159,17 +164,25 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
         _ => (None, vec![site.port(names, "x_after_norm", width)?], "y"),
     };
     Ok(Box::new(Ffn {
-        gate_up: Product::bind(site.host, site.module, format, request, &gate_up)?,
-        down: Product::bind(site.host, site.module, format, request, &down)?,
+        gate_up: Product::bind(site, format, &gate_up)?,
+        down: Product::bind(site, format, &down)?,
         prologue: site.module.kernel("decoder_ffn_operand", 0)?,
-        operand: site.operand(format, width)?,
-        hidden: site.operand(format, f as u32)?,
         outputs: [site.port(&request.params.outputs, output, width)?],
         format,
         norm,
         activation,
         inputs,
     }))
+}
+
+impl Ffn {
+    /// Bytes of the operand rows of both products.
+    fn parts(&self, rows: u64) -> [u64; 2] {
+        [&self.gate_up, &self.down].map(|product| {
+            let row = Product::operand_bytes(self.format, product.weights.k);
+            (rows * row).next_multiple_of(STEP)
+        })
+    }
 }
 
 impl Body for Ffn {
@@ -185,19 +198,28 @@ impl Body for Ffn {
         Rung::ladder(self.format)
     }
 
-    fn bytes(&self) -> [u64; 2] {
+    fn weight_bytes(&self) -> u64 {
         let norm = self.norm.as_ref().map_or(0, |norm| norm.w.bytes());
-        let weights = self.gate_up.weights.bytes() + self.down.weights.bytes();
-        [weights + norm, self.operand.bytes() + self.hidden.bytes()]
+        self.gate_up.weights.bytes() + self.down.weights.bytes() + norm
     }
 
-    unsafe fn run(&self, rung: Rung, block: &Block) -> Result<(), Failure> {
+    fn scratch_bytes(&self, rows: u64) -> u64 {
+        let sums = self
+            .gate_up
+            .sums_bytes(rows)
+            .max(self.down.sums_bytes(rows));
+        self.parts(rows).iter().sum::<u64>() + sums
+    }
+
+    unsafe fn run(&self, rung: Rung, block: &Block, scratch: u64) -> Result<(), Failure> {
         let (gate_up, down) = (&self.gate_up, &self.down);
         let (d, f) = (down.weights.n, down.weights.k);
         let mut x = block.inputs[0];
-        let to = self.operand.address();
+        let [operands, hiddens] = self.parts(block.rows.into());
+        let (to, hidden) = (scratch, scratch + operands);
+        let sums = hidden + hiddens;
         let how = (gate_up.kind(), d, gate_up.x_scale);
-        // SAFETY: the caller's rows; both scratches have as many operand rows.
+        // SAFETY: the caller's rows; the scratch has room for both operands of as many.
         unsafe {
             match &self.norm {
                 Some(norm) => {
@@ -226,7 +248,6 @@ impl Body for Ffn {
                     x = to;
                 }
             }
-            let hidden = self.hidden.address();
             let end = HiddenEnd {
                 hidden,
                 scales: gate_up.weights.scales(),
@@ -237,7 +258,7 @@ impl Body for Ffn {
                 dtype: block.dtype,
                 activation: self.activation,
             };
-            gate_up.launch(rung, block.queue, x, block.rows, &end)?;
+            gate_up.launch(rung, block.queue, (x, sums), block.rows, &end)?;
             let block_span = self.norm.is_some();
             let end = DownEnd {
                 y: block.outputs[0],
@@ -248,7 +269,7 @@ impl Body for Ffn {
                 n: d,
                 dtype: block.dtype,
             };
-            down.launch(rung, block.queue, hidden, block.rows, &end)
+            down.launch(rung, block.queue, (hidden, sums), block.rows, &end)
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use structures_plugin_api::describe::FormDecl;
 use structures_plugin_api::sdk::Failure;
+use structures_plugin_api::DType;
 
-use super::{is_operand, operand, Block, Body, Leaf, Port, Site};
+use super::{is_operand, operand, Block, Body, Leaf, Port, Site, STEP};
 use crate::context::{Argument, Buffer, Kernel};
 use crate::format::Format;
 use crate::product::{Parts, Product, Rung};
@@ -53,7 +54,6 @@ struct Projection {
     format: Format,
     product: Product,
     prologue: Kernel,
-    operand: Buffer,
     bias: Option<Buffer>,
     gelu: bool,
     inputs: Vec<Port>,
@@ -69,8 +69,9 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
         weights: &[weight],
         order: Order::Behind,
         point: "x",
+        sums: DType::F32,
     };
-    let product = Product::bind(site.host, site.module, format, request, &parts)?;
+    let product = Product::bind(site, format, &parts)?;
     let (n, k) = (product.weights.n, product.weights.k);
     // Without the axis a bias is added where there is one.
     let without = request.params.variant.get("bias").map(String::as_str) == Some("none");
@@ -86,7 +87,6 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
     }
     Ok(Box::new(Projection {
         prologue: site.module.kernel("linear_proj_operand", 0)?,
-        operand: site.operand(format, k)?,
         gelu: epilogue == "gelu_quant_fp8",
         outputs: [site.port(&request.params.outputs, "y", n)?],
         format,
@@ -109,12 +109,16 @@ impl Body for Projection {
         Rung::ladder(self.format)
     }
 
-    fn bytes(&self) -> [u64; 2] {
-        let bias = self.bias.as_ref().map_or(0, Buffer::bytes);
-        [self.product.weights.bytes() + bias, self.operand.bytes()]
+    fn weight_bytes(&self) -> u64 {
+        self.product.weights.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
     }
 
-    unsafe fn run(&self, rung: Rung, block: &Block) -> Result<(), Failure> {
+    fn scratch_bytes(&self, rows: u64) -> u64 {
+        let operand = rows * Product::operand_bytes(self.format, self.product.weights.k);
+        operand.next_multiple_of(STEP) + self.product.sums_bytes(rows)
+    }
+
+    unsafe fn run(&self, rung: Rung, block: &Block, scratch: u64) -> Result<(), Failure> {
         let p = &self.product;
         let end = End {
             y: block.outputs[0],
@@ -127,10 +131,12 @@ impl Body for Projection {
             gelu: self.gelu.into(),
         };
         let mut x = block.inputs[0];
+        let operands = u64::from(block.rows) * Product::operand_bytes(self.format, p.weights.k);
+        let sums = scratch + operands.next_multiple_of(STEP);
         // SAFETY: the caller's rows; the scratch has as many operand rows.
         unsafe {
             if !is_operand(self.format, &self.inputs[0], block.dtype, x) {
-                let to = self.operand.address();
+                let to = scratch;
                 operand(
                     &self.prologue,
                     block,
@@ -140,7 +146,7 @@ impl Body for Projection {
                 )?;
                 x = to;
             }
-            p.launch(rung, block.queue, x, block.rows, &end)
+            p.launch(rung, block.queue, (x, sums), block.rows, &end)
         }
     }
 }

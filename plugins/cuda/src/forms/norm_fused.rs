@@ -79,11 +79,15 @@ impl Body for Norm {
         &[Rung::Plain]
     }
 
-    fn bytes(&self) -> [u64; 2] {
-        [self.w.bytes() + self.b.bytes(), 0]
+    fn weight_bytes(&self) -> u64 {
+        self.w.bytes() + self.b.bytes()
     }
 
-    unsafe fn run(&self, _rung: Rung, block: &Block) -> Result<(), Failure> {
+    fn scratch_bytes(&self, _rows: u64) -> u64 {
+        0
+    }
+
+    unsafe fn run(&self, _rung: Rung, block: &Block, _scratch: u64) -> Result<(), Failure> {
         let (x, y) = (block.inputs[0], block.outputs[0]);
         let y_dtype = match self.outputs[0].wired {
             true => DType::E4m3 as u32,

@@ -2,8 +2,9 @@
 
 use structures_plugin_api::describe::FormDecl;
 use structures_plugin_api::sdk::Failure;
+use structures_plugin_api::DType;
 
-use super::{is_operand, operand, Block, Body, Leaf, Port, Site};
+use super::{is_operand, operand, Block, Body, Leaf, Port, Site, STEP};
 use crate::context::{Argument, Buffer, Kernel};
 use crate::format::Format;
 use crate::product::{Parts, Product, Rung};
@@ -59,7 +60,6 @@ struct Pack {
     format: Format,
     product: Product,
     prologue: Kernel,
-    operand: Buffer,
     bias: Option<Buffer>,
     /// First column of each sibling; those there are not begin at N.
     first: [u32; MOST + 1],
@@ -110,12 +110,12 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
         weights: &weights,
         order: Order::Behind,
         point: "x",
+        sums: DType::F32,
     };
-    let product = Product::bind(site.host, site.module, format, request, &parts)?;
+    let product = Product::bind(site, format, &parts)?;
     let k = product.weights.k;
     Ok(Box::new(Pack {
         prologue: site.module.kernel("qkv_pack_operand", 0)?,
-        operand: site.operand(format, k)?,
         bias: match biased {
             true => Some(site.upload(biases.into_iter())?),
             false => None,
@@ -141,12 +141,16 @@ impl Body for Pack {
         Rung::ladder(self.format)
     }
 
-    fn bytes(&self) -> [u64; 2] {
-        let bias = self.bias.as_ref().map_or(0, Buffer::bytes);
-        [self.product.weights.bytes() + bias, self.operand.bytes()]
+    fn weight_bytes(&self) -> u64 {
+        self.product.weights.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
     }
 
-    unsafe fn run(&self, rung: Rung, block: &Block) -> Result<(), Failure> {
+    fn scratch_bytes(&self, rows: u64) -> u64 {
+        let operand = rows * Product::operand_bytes(self.format, self.product.weights.k);
+        operand.next_multiple_of(STEP) + self.product.sums_bytes(rows)
+    }
+
+    unsafe fn run(&self, rung: Rung, block: &Block, scratch: u64) -> Result<(), Failure> {
         let p = &self.product;
         let mut y = [0; MOST];
         y[..block.outputs.len()].copy_from_slice(&block.outputs);
@@ -159,10 +163,12 @@ impl Body for Pack {
             dtype: block.dtype,
         };
         let mut x = block.inputs[0];
+        let operands = u64::from(block.rows) * Product::operand_bytes(self.format, p.weights.k);
+        let sums = scratch + operands.next_multiple_of(STEP);
         // SAFETY: the caller's rows; the scratch has as many operand rows.
         unsafe {
             if !is_operand(self.format, &self.inputs[0], block.dtype, x) {
-                let to = self.operand.address();
+                let to = scratch;
                 operand(
                     &self.prologue,
                     block,
@@ -172,7 +178,7 @@ impl Body for Pack {
                 )?;
                 x = to;
             }
-            p.launch(rung, block.queue, x, block.rows, &end)
+            p.launch(rung, block.queue, (x, sums), block.rows, &end)
         }
     }
 }

@@ -6,12 +6,13 @@
 // of the names of kernels whose launch fails, FAKE_GPU_WRONG of those that do nothing.
 #include "shim.h"
 #include <map>
-#include <string>
+#include <mutex>
 
 extern const shim::Kernel KERNELS[];
 extern const unsigned KERNEL_COUNT;
 
 namespace {
+std::recursive_mutex whole;
 long setting(const char *name, long otherwise) {
   const char *text = std::getenv(name);
   return text && *text ? std::atol(text) : otherwise;
@@ -37,6 +38,7 @@ bool inside(uintptr_t p, size_t n) {
 }
 } // namespace
 
+#define LOCK std::lock_guard<std::recursive_mutex> lock(whole)
 #define API extern "C" __attribute__((visibility("default"))) int
 
 API cuInit(unsigned) { return OK; }
@@ -56,6 +58,7 @@ API cuCtxSetCurrent(void *c) { current = c; return OK; }
 API cuCtxGetCurrent(void **c) { *c = current; return OK; }
 API cuCtxSynchronize() { return lost() ? LOST : OK; }
 API cuMemGetInfo_v2(size_t *f, size_t *total) {
+  LOCK;
   if (!current) return 201;
   size_t all = (size_t)setting("FAKE_GPU_FREE", (long)8 << 30);
   *total = (size_t)16 << 30;
@@ -63,6 +66,7 @@ API cuMemGetInfo_v2(size_t *f, size_t *total) {
   return lost() ? LOST : OK;
 }
 API cuMemAlloc_v2(uintptr_t *p, size_t n) {
+  LOCK;
   if (!current) return 201;
   if (lost()) return LOST;
   if (n + used > (size_t)setting("FAKE_GPU_FREE", (long)8 << 30)) return MEMORY;
@@ -73,6 +77,7 @@ API cuMemAlloc_v2(uintptr_t *p, size_t n) {
   return OK;
 }
 API cuMemFree_v2(uintptr_t p) {
+  LOCK;
   auto it = blocks.find(p);
   if (it == blocks.end()) return INVALID;
   used -= it->second;
@@ -81,12 +86,14 @@ API cuMemFree_v2(uintptr_t p) {
   return OK;
 }
 API cuMemcpyHtoD_v2(uintptr_t to, const void *from, size_t n) {
+  LOCK;
   if (lost()) return LOST;
   if (!inside(to, n)) return INVALID;
   std::memcpy((void *)to, from, n);
   return OK;
 }
 API cuMemcpyDtoH_v2(void *to, uintptr_t from, size_t n) {
+  LOCK;
   if (lost()) return LOST;
   if (!inside(from, n)) return INVALID;
   std::memcpy(to, (void *)from, n);
@@ -95,6 +102,7 @@ API cuMemcpyDtoH_v2(void *to, uintptr_t from, size_t n) {
 API cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t n, void *) { return cuMemcpyHtoD_v2(to, from, n); }
 API cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t n, void *) { return cuMemcpyDtoH_v2(to, from, n); }
 API cuMemsetD8Async(uintptr_t p, unsigned char v, size_t n, void *) {
+  LOCK;
   if (lost()) return LOST;
   if (!inside(p, n)) return INVALID;
   std::memset((void *)p, v, n);
@@ -121,6 +129,7 @@ API cuModuleGetFunction(const shim::Kernel **f, void *, const char *name) {
 API cuFuncSetAttribute(const shim::Kernel *, int, int) { return OK; }
 API cuLaunchKernel(const shim::Kernel *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned shared, void *, void **params, void **) {
+  LOCK;
   if (!current) return 201;
   ++launches;
   if (lost()) return LOST;

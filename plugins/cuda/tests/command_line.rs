@@ -1,0 +1,182 @@
+//! The program with this backend, on a machine without a driver and on one whose driver is the fake.
+
+#![allow(clippy::expect_used, clippy::unwrap_used)] // a test that panics has failed
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value as Json;
+
+fn release() -> PathBuf {
+    let exe = std::env::current_exe().expect("a path");
+    let found = exe.ancestors().find(|dir| dir.join("structures").is_file());
+    let found = found.expect("`structures` is not built; run `cargo build --release --workspace`");
+    found.to_path_buf()
+}
+
+fn plugins(ids: &[&str]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    for id in ids {
+        let file = format!("libstructures_plugin_{id}.so");
+        std::fs::copy(release().join(&file), dir.path().join(&file)).expect(&file);
+    }
+    dir
+}
+
+fn structures(plugins: &Path) -> Command {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/model");
+    let mut command = Command::new(release().join("structures"));
+    command
+        .env("STRUCTURES_PLUGIN_PATH", plugins)
+        .env("STRUCTURES_CACHE_DIR", plugins.join("cache"))
+        .env("STRUCTURES_DEMO_MODEL", demo)
+        .env("STRUCTURES_DECISIONS", plugins.join("no-decisions.json"))
+        .env_remove("STRUCTURES_ADD_PLUGIN_PATH")
+        .args(["--threads", "2", "--json"]);
+    command
+}
+
+/// Exit code, document, stderr; nothing panics.
+fn run(command: &mut Command) -> (i32, Json, String) {
+    let out = command.output().expect("starts");
+    let log = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!log.contains("panicked"), "{log}");
+    let document = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {log}"));
+    (out.status.code().unwrap_or(-1), document, log)
+}
+
+/// Only the real absence of a driver shows what a machine without one says.
+fn driver_is_there() -> bool {
+    let there = ["libcuda.so", "libcuda.so.1"].iter().any(|name| {
+        // SAFETY: a driver's library, whose initialisers a plugin would run too.
+        unsafe { libloading::Library::new(*name) }.is_ok()
+    });
+    if there {
+        eprintln!("skipped: this machine has a driver");
+    }
+    there
+}
+
+fn list<'d>(document: &'d Json, key: &str) -> Vec<&'d Json> {
+    document[key].as_array().expect(key).iter().collect()
+}
+
+#[test]
+fn without_a_driver_everything_says_so_and_nothing_breaks() {
+    if driver_is_there() {
+        return;
+    }
+    let dir = plugins(&["cuda", "x86"]);
+    let (code, document, _) = run(structures(dir.path()).args(["plugins", "list"]));
+    let row = list(&document, "plugins")
+        .into_iter()
+        .find(|p| p["id"] == "cuda");
+    let row = row.expect("listed");
+    assert_eq!(
+        (code, row["outcome"].as_str()),
+        (0, Some("loaded")),
+        "{row}"
+    );
+    assert_eq!(row["forms"], 11);
+    let archs: Vec<&str> = list(row, "archs")
+        .iter()
+        .filter_map(|a| a.as_str())
+        .collect();
+    assert!(
+        archs.contains(&"sm_90a") && archs.contains(&"sm_80+PTX"),
+        "{archs:?}"
+    );
+
+    let (code, document, _) = run(structures(dir.path()).args(["probe", "--plugin", "cuda"]));
+    assert_eq!(code, 3);
+    let probes = list(&document, "probes");
+    assert_eq!(probes.len(), 11);
+    for probe in probes {
+        assert_eq!(probe["code"], "driver_absent", "{probe}");
+        assert_eq!(
+            (&probe["probed"], &probe["launched"]),
+            (&false.into(), &false.into())
+        );
+        assert!(
+            probe["reason"]
+                .as_str()
+                .expect("a reason")
+                .contains("libcuda.so"),
+            "{probe}"
+        );
+    }
+
+    let (code, document, _) = run(structures(dir.path()).args(["devices"]));
+    assert_eq!(
+        (code, list(&document, "devices").len()),
+        (0, 1),
+        "the CPU alone"
+    );
+
+    let attach = [
+        "attach",
+        "demo",
+        "--scheme",
+        "w8a16_decode",
+        "--structures",
+        "decoder_ffn",
+    ];
+    let quick = ["--rounds", "1", "--iters", "1"];
+    let (_, receipt, _) = run(structures(dir.path()).args(attach).args(quick));
+    let refused = list(&receipt, "refused");
+    let own: Vec<&&Json> = refused.iter().filter(|r| r["plugin"] == "cuda").collect();
+    assert!(!own.is_empty(), "{receipt}");
+    assert!(own.iter().all(|r| r["code"] == "driver_absent"), "{own:?}");
+    let units = list(&receipt, "units");
+    assert!(
+        units.iter().any(|u| u["plugin"] == "x86"),
+        "the CPU's form is judged: {units:?}"
+    );
+}
+
+#[test]
+fn with_a_driver_forms_are_probed_and_judged_on_the_device() {
+    let Some(fakes) = common::Fakes::built() else {
+        return;
+    };
+    if driver_is_there() {
+        return;
+    }
+    let dir = plugins(&["cuda"]);
+    let gpu = || {
+        let mut command = structures(dir.path());
+        command
+            .env("LD_LIBRARY_PATH", fakes.search_path())
+            .env("STRUCTURES_NVRTC", fakes.nvrtc());
+        command
+    };
+    let (_, document, _) = run(gpu().args(["devices"]));
+    let devices = list(&document, "devices");
+    assert_eq!(devices.len(), 2, "{document}");
+    assert_eq!(
+        (&devices[1]["id"], devices[1]["plugin"].as_str()),
+        (&1.into(), Some("cuda"))
+    );
+    let small = ["--dims", "D=32,F=48", "--structure", "decoder_ffn"];
+    let (code, document, _) = run(gpu().args(["probe", "--rows", "2"]).args(small));
+    assert_eq!(code, 0, "{document}");
+    let probes = list(&document, "probes");
+    assert_eq!(probes.len(), 3);
+    for probe in probes {
+        assert_eq!(
+            (probe["outcome"].as_str(), &probe["device"]),
+            (Some("ok"), &1.into()),
+            "{probe}"
+        );
+    }
+    // A device that somebody names is that device.
+    let (code, document, _) = run(gpu().args(["probe", "--device", "0"]).args(small));
+    assert_eq!(
+        (code, document["probes"][0]["code"].as_str()),
+        (3, Some("arch_not_declared"))
+    );
+    let (_, document, _) = run(gpu().args(["probe", "--device", "7"]).args(small));
+    assert_eq!(document["probes"][0]["code"], "device_unknown");
+}
