@@ -421,3 +421,15 @@ fn files(dir: &Path, ext: &str) -> Vec<PathBuf> {
     found.sort();
     found
 }
+
+/// The example of the engineers' page is a file that is compiled; the page shows all of it but its head.
+#[test]
+fn the_example_of_the_engineers_page_is_compiled() {
+    let page = std::fs::read_to_string(root().join("docs/engineers.md")).unwrap();
+    let source = std::fs::read_to_string(root().join("host/core/examples/engineers.rs")).unwrap();
+    let (_, shown) = source.split_once("\n\n").unwrap();
+    assert!(
+        page.contains(&format!("```rust\n{shown}```\n")),
+        "docs/engineers.md and host/core/examples/engineers.rs differ: make them alike"
+    );
+}

@@ -70,6 +70,112 @@ fn usage_errors_keep_what_clap_says() {
 }
 
 #[test]
+fn arguments_that_contradict_themselves_are_refused() {
+    let none = plugins(&[]);
+    for (args, code, fact) in [
+        (
+            &[
+                "--floor",
+                "top1_agreement=0.9",
+                "--floor",
+                "top1_agreement=0.5",
+            ][..],
+            "floor_invalid",
+            "twice",
+        ),
+        (
+            &["--strict", "--on-guard-fail", "fallback"],
+            "usage",
+            "--strict",
+        ),
+        (&["--rounds", "99999999999"], "usage", "--rounds"),
+        (&["--iters", "2000000"], "usage", "--iters"),
+        (&["--percentile", "-1"], "percentile_range", "-1"),
+        (&["--min-speedup", "-1"], "usage", "--min-speedup"),
+    ] {
+        let receipts = tempfile::tempdir().unwrap();
+        let (exit, document, log) = json(
+            structures(none.path())
+                .args(["attach", "demo", "--scheme", "none", "--receipt-dir"])
+                .arg(receipts.path())
+                .args(args),
+        );
+        let error = &document["error"];
+        assert_eq!(
+            (exit, error["code"].as_str()),
+            (2, Some(code)),
+            "{args:?}: {log}"
+        );
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(fact), "{args:?}: {message}");
+    }
+    let (exit, document, _) = json(structures(none.path()).args([
+        "generate",
+        "demo",
+        "--prompt",
+        "x",
+        "--max-samples",
+        "2",
+    ]));
+    let message = document["error"]["message"].as_str().unwrap();
+    assert_eq!(exit, 2);
+    assert!(message.contains("--scheme"), "{message}");
+}
+
+/// The door without a gate takes the same arguments, and says what it did not bind.
+#[test]
+fn b_050_generate_takes_samples_and_tells_what_it_left() {
+    let portable = plugins(&["portable"]);
+    let run = |more: &[&str]| {
+        let (exit, document, log) = json(
+            structures(portable.path())
+                .args([
+                    "generate",
+                    "demo",
+                    "--prompt",
+                    "And",
+                    "--max-new-tokens",
+                    "2",
+                ])
+                .args(["--scheme", "fp8_static", "--max-samples", "2"])
+                .args(more),
+        );
+        assert_eq!(exit, 0, "{document}: {log}");
+        (document, log)
+    };
+    let (document, log) = run(&[]);
+    assert_eq!(document["ledger"]["calls"], 0);
+    for fact in [
+        "nothing is bound",
+        "x reference_unpinned, such as",
+        "only when pinned: ",
+        "=portable:",
+    ] {
+        assert!(log.contains(fact), "{fact}: {log}");
+    }
+    let (document, log) = run(&["--percentile", "50", "--pin", "decoder_ffn=portable"]);
+    assert!(
+        document["ledger"]["form_calls"].as_u64().unwrap() > 0,
+        "{log}"
+    );
+    assert!(!log.contains("nothing is bound"), "{log}");
+    let (exit, document, _) = json(
+        structures(portable.path())
+            .args([
+                "generate",
+                "demo",
+                "--prompt",
+                "And",
+                "--scheme",
+                "fp8_static",
+            ])
+            .args(["--percentile", "-1"]),
+    );
+    let code = document["error"]["code"].as_str();
+    assert_eq!((exit, code), (2, Some("percentile_range")));
+}
+
+#[test]
 fn a_strict_run_ends_at_the_seat_that_missed() {
     let dir = tempfile::tempdir().unwrap();
     fixture_copy(dir.path(), Fault::ErrorNinthCall, "ninth");

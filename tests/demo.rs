@@ -354,7 +354,7 @@ fn ungated_swaps_leave_the_yardstick_alone_unless_pinned() {
 }
 
 #[test]
-fn a_floor_refuses_by_name() {
+fn b_304_a_floor_refuses_by_name() {
     let dir = plugins(&["x86"]);
     let receipts = tempfile::tempdir().unwrap();
     let (code, receipt, log) = attach(
@@ -394,7 +394,7 @@ fn auto_says_what_it_chose_and_why() {
 }
 
 #[test]
-fn probes_tell_three_facts_apart() {
+fn b_343_b_344_probes_tell_three_facts_apart() {
     let dir = plugins(&["x86", "portable"]);
     let (code, document, log) = json(structures(dir.path()).args(["probe", "--rows", "1,128"]));
     assert_eq!(code, 0, "{log}");
@@ -414,6 +414,11 @@ fn probes_tell_three_facts_apart() {
             one("portable", 128)
         );
     }
+    // An optional entry is resolved by the probe: here or not, and neither is a refusal.
+    let entries = &one("x86", 1)["entries"];
+    let names = |key: &str| entries[key].as_array().unwrap().len();
+    assert!(names("present") + names("absent") > 0, "{entries}");
+    assert_eq!(one("x86", 1)["outcome"], "ok");
     let beyond = ["probe", "--plugin", "x86", "--rows", "100000"];
     let (_, document, log) = json(structures(dir.path()).args(beyond));
     let beyond = document["probes"].as_array().unwrap();

@@ -146,6 +146,61 @@ fn b_171_b_174_any_region_binds_at_its_place_and_is_certified() {
 fn b_172_no_sample_is_invalid() {
     let error = Samples::new("none", Vec::new()).unwrap_err();
     assert_eq!(error.code(), "no_samples");
+    let empty = Sample {
+        tokens: Vec::new(),
+        origin: "made#1".into(),
+    };
+    let one = samples(1).samples().to_vec();
+    let error = Samples::new("made", vec![one[0].clone(), empty]).unwrap_err();
+    assert_eq!(error.code(), "no_samples");
+    assert!(error.to_string().contains("made#1"), "{error}");
+}
+
+/// A residual is an operation of the host's graph, one for every sample, so there is no list that could be of another
+/// length: both sides of the comparison have it or neither has, by the span that is bound.
+#[test]
+fn b_172_one_sample_or_several_and_the_residual_is_the_hosts_own() {
+    let (_dir, host) = with(Fault::None);
+    let model = model();
+    let handle = host.get("decoder_ffn").unwrap();
+    for n in [1, 3] {
+        let bound = handle
+            .bind(
+                &model,
+                MLP,
+                &samples(n),
+                &options("none"),
+                DEFAULT_FLOOR,
+                &Silent,
+            )
+            .unwrap();
+        assert_eq!(bound.samples, n as usize);
+        assert_eq!(bound.boundary, "block", "norm and residual are inside");
+        assert!(bound.worst_cosine > 0.99999);
+        let outputs = &bound.install.outputs;
+        let graph = model.session().graph().clone();
+        let made = graph.ops.iter().find(|op| op.outputs.contains(&outputs[0]));
+        assert_eq!(made.unwrap().kind, structures_graph::OpKind::Add);
+    }
+}
+
+/// In decode a place sees one row a step; what the form leaves to the host is no sample it was measured on.
+#[test]
+fn b_174_only_served_samples_are_counted_and_a_floor_is_a_number() {
+    let dir = structures_tests::plugins(&["x86"]);
+    let host = host(dir.path());
+    let model = model();
+    let handle = host.get("decoder_ffn").unwrap();
+    let mut o = options("w8a16_decode");
+    let bind = |o: &Options, floor| handle.bind(&model, MLP, &samples(3), o, floor, &Silent);
+    o.workload = Some(Workload::Decode);
+    let bound = bind(&o, 0.9).unwrap();
+    assert_eq!(bound.samples as u64, bound.seat.ledger.counts().form_calls);
+    assert_eq!(bound.samples, 3);
+    for floor in [f64::NAN, f64::INFINITY] {
+        let error = bind(&o, floor).map(|_| ()).unwrap_err();
+        assert_eq!(error.code(), "floor_invalid");
+    }
 }
 
 #[test]
@@ -203,7 +258,38 @@ fn b_175_what_cannot_be_bound_is_said_with_every_reason() {
 }
 
 #[test]
-fn b_178_auto_swaps_builds_without_judging_and_the_ledger_tells() {
+fn b_175_a_foreign_activation_is_refused_by_name() {
+    let (_dir, host) = with(Fault::None);
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(demo()).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    let config = copy.path().join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let foreign = text.replace(r#""hidden_act": "silu""#, r#""hidden_act": "gelu""#);
+    assert_ne!(text, foreign);
+    std::fs::write(&config, foreign).unwrap();
+    let model = Loaded::open(copy.path()).unwrap();
+    let handle = host.get("decoder_ffn").unwrap();
+    let error = handle
+        .bind(
+            &model,
+            MLP,
+            &samples(3),
+            &options("none"),
+            DEFAULT_FLOOR,
+            &Silent,
+        )
+        .map(|_| ())
+        .unwrap_err();
+    assert_eq!(error.code(), "activation_foreign");
+    let text = error.to_string();
+    assert!(text.contains(MLP) && text.contains("gelu"), "{text}");
+}
+
+#[test]
+fn b_178_b_344_auto_swaps_builds_without_judging_and_the_ledger_tells() {
     let (_dir, host) = with(Fault::None);
     let model = model();
     let swaps = auto_swaps(
@@ -235,8 +321,11 @@ fn b_123_too_little_memory_refuses_the_rest_with_numbers() {
     host.free_memory = || Some(100 << 20);
     let swaps = auto_swaps(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
     assert!(swaps.seats.is_empty());
-    assert!(!swaps.refused.is_empty());
-    for r in &swaps.refused {
+    // Whoever has a form is refused for the memory, and the rest for having none.
+    let (formed, formless): (Vec<_>, Vec<_>) = swaps.refused.iter().partition(|r| r.form.is_some());
+    assert!(!formed.is_empty());
+    assert!(formless.iter().all(|r| r.code == "format_no_variant"));
+    for r in formed {
         assert_eq!(r.code, "insufficient_memory", "{r:?}");
         assert!(
             r.reason.contains("100 MiB") && r.reason.contains("512 MiB"),
@@ -334,11 +423,16 @@ fn b_186_b_194_nothing_to_attach_leaves_the_host_as_it_is() {
     let done = attach(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
     assert!(done.seats.is_empty() && done.receipt.units.is_empty());
     assert!(done.receipt.union.is_none());
+    assert!(done.plan.is_host());
     assert_eq!(logits(&model, &done.plan), before);
+    // There is one digest, of the whole record, whatever was activated: never the word "none".
+    let record = serde_json::to_value(&done.receipt).unwrap();
+    assert!(structures::digest::verify(&record));
+    assert_eq!(done.receipt.digest.len(), 64);
 }
 
 #[test]
-fn b_193_b_197_what_is_attached_runs_and_detaching_is_exact_and_idempotent() {
+fn b_127_b_193_b_196_b_197_b_289_what_is_attached_runs_and_detaching_is_exact_and_idempotent() {
     let (_dir, host) = with(Fault::None);
     let model = model();
     let before = logits(&model, &model.session().host_plan());
@@ -348,8 +442,14 @@ fn b_193_b_197_what_is_attached_runs_and_detaching_is_exact_and_idempotent() {
         seats.iter().map(|s| s.ledger.counts().form_calls).sum()
     };
     let served = ran(&done.seats);
-    logits(&model, &done.plan);
-    assert_eq!(ran(&done.seats), served + done.seats.len() as u64);
+    // Arms are switched at will: each is itself again, however often.
+    let treated = logits(&model, &done.plan);
+    for _ in 0..3 {
+        assert_eq!(logits(&model, &model.session().host_plan()), before);
+        assert_eq!(logits(&model, &done.plan), treated);
+    }
+    assert_eq!(ran(&done.seats), served + 4 * done.seats.len() as u64);
+    let served = ran(&done.seats) - done.seats.len() as u64;
     let seats = done.seats.clone();
     let active = done.receipt.seams_active.len();
     assert_eq!(active, seats.len());
@@ -425,7 +525,9 @@ fn b_283_a_model_that_was_loaded_again_takes_no_plan_of_the_first() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("another session"), "{error}");
-    assert!(error.contains("attach to this one"), "{error}");
+    for fact in ["detach", "attach to this one"] {
+        assert!(error.contains(fact), "{error}");
+    }
     // The one it was made for goes on.
     logits(&first, &done.plan);
 }
@@ -460,7 +562,7 @@ fn b_285_attaching_is_all_or_nothing() {
 }
 
 #[test]
-fn b_310_a_refusal_is_for_its_form_and_its_sizes() {
+fn b_310_b_425_a_refusal_is_for_its_form_and_its_sizes() {
     let (_dir, host) = with(Fault::Slow);
     let model = model();
     let options = Options {

@@ -166,7 +166,7 @@ fn fault_missed_floor() {
 }
 
 #[test]
-fn fault_wins_alone_and_loses_together() {
+fn fault_wins_alone_and_loses_together_b_192() {
     let plugins = with(Fault::SlowTogether);
     let both = ["--min-speedup", "0.04"];
     let done = attach(plugins.path(), "decoder_ffn,qkv_pack", &both);
@@ -258,7 +258,7 @@ fn healthy_receipt_replays_and_verifies() {
 }
 
 #[test]
-fn fault_receipt_edited_by_hand() {
+fn fault_receipt_edited_by_hand_b_440_b_308() {
     let (plugins, done) = good();
     edit(&done.file(), false, |r| {
         r["union"]["metrics"]["top1_agreement"] = json!(1.0001);
@@ -290,7 +290,7 @@ fn fault_receipt_without_its_digest() {
 }
 
 #[test]
-fn fault_receipt_edited_and_sealed_again() {
+fn fault_receipt_edited_and_sealed_again_b_440() {
     let (plugins, done) = good();
     edit(&done.file(), true, |r| {
         r["seats"][0]["dims"]["F"] = json!(1024)
@@ -375,7 +375,308 @@ fn fault_receipt_of_another_environment() {
     assert_eq!(drift[0]["recorded"], "0.0.1");
 }
 
+#[test]
+fn b_320_b_321_b_323_a_receipt_has_its_fields_its_lock_and_its_name() {
+    let (_plugins, done) = good();
+    let r = &done.receipt;
+    for field in [
+        "schema",
+        "environment",
+        "model",
+        "checkpoint",
+        "workload",
+        "output_kind",
+        "scheme",
+        "floors",
+        "min_speedup",
+        "timing",
+        "calibration",
+        "plugins",
+        "spec_digests",
+        "assumed",
+        "refused",
+        "kept_host",
+        "negotiated",
+        "units",
+        "union",
+        "ledger",
+        "seams_active",
+        "memory",
+        "digest",
+    ] {
+        assert!(!r[field].is_null(), "{field}");
+    }
+    assert_eq!(r.as_object().unwrap().keys().next().unwrap(), "schema");
+    for field in ["id", "version", "sha256"] {
+        assert!(
+            !r["plugins"][0][field].as_str().unwrap().is_empty(),
+            "{field}"
+        );
+    }
+    assert!(!r["scheme"]["name"].as_str().unwrap().is_empty());
+    assert_eq!(
+        (&r["timing"]["rounds"], &r["timing"]["iters"]),
+        (&json!(3), &json!(3))
+    );
+    assert!(r["memory"]["packed_bytes"].is_u64() && r["memory"]["scratch_bytes"].is_u64());
+    let unit_fields = [
+        "name",
+        "structure",
+        "form",
+        "plugin",
+        "seams",
+        "paths",
+        "outcome",
+        "metrics",
+        "band",
+        "band_note",
+        "ledger",
+        "latency",
+    ];
+    for unit in [&r["units"][0], &r["union"]] {
+        for field in unit_fields {
+            assert!(!unit[field].is_null(), "{field}: {unit:#}");
+        }
+        for field in ["host_ms", "treated_ms", "speedup", "spread", "rounds"] {
+            assert!(unit["latency"][field].is_number(), "{field}");
+        }
+        for field in ["metric", "value", "samples", "judged_on"] {
+            assert!(!unit["band_note"][field].is_null(), "{field}");
+        }
+        for field in ["calls", "band_dispatches", "fallbacks", "clean"] {
+            assert!(!unit["ledger"][field].is_null(), "{field}");
+        }
+    }
+    // Kept under the beginning of its digest, with the lock of the environment inside.
+    let (file, digest) = (done.file(), r["digest"].as_str().unwrap());
+    let name = file.file_name().unwrap().to_str().unwrap();
+    assert!(name.contains(&digest[..16]), "{name} {digest}");
+    assert!(!r["environment"]["packages"]["candle-core"].is_null());
+    // A refused unit says why, in the same fields.
+    let done = attach(with(Fault::Slow).path(), "decoder_ffn", &[]);
+    let unit = done.unit("decoder_ffn");
+    assert_eq!(unit["code"], "no_net_win");
+    assert!(
+        unit["reason"].as_str().unwrap().contains("1.02"),
+        "{unit:#}"
+    );
+}
+
+#[test]
+fn b_200_a_receipt_explains_itself() {
+    let explain = |done: &Attached| {
+        let none = tempfile::tempdir().unwrap();
+        let out = structures(none.path())
+            .arg("explain")
+            .arg(done.file())
+            .output();
+        String::from_utf8(out.unwrap().stdout).unwrap()
+    };
+    let plugins = with(Fault::None);
+    let text = explain(&attach(
+        plugins.path(),
+        "decoder_ffn,qkv_pack,linear_proj",
+        &ANY_SPEED,
+    ));
+    for fact in [
+        "scheme w8a16_decode",
+        // Counts for every entry, with the routed format.
+        "active: 2 x decoder_ffn w8a16_static (fixture:int8)",
+        "active: 2 x qkv_pack w8a16_static (fixture:int8)",
+        // Kept with its reason, grouped: q, k and v of both layers.
+        "kept on the host: ",
+        "linear_proj owned_by (ownership)",
+    ] {
+        assert!(text.contains(fact), "{fact}: {text}");
+    }
+    assert!(!text.contains("nothing was kept on the host or refused"));
+    // A refused unit with its seams and why.
+    let slow = explain(&attach(with(Fault::Slow).path(), "decoder_ffn", &[]));
+    for fact in [
+        "nothing is active",
+        "refused: unit decoder_ffn of 2 seams [fixture:int8] no_net_win: ",
+    ] {
+        assert!(slow.contains(fact), "{fact}: {slow}");
+    }
+    // Nothing refused, nothing kept: said in so many words, and only then.
+    let clean = explain(&attach(plugins.path(), "decoder_ffn", &ANY_SPEED));
+    assert!(
+        clean.contains("nothing was kept on the host or refused"),
+        "{clean}"
+    );
+}
+
+// Plugins that are not here.
+
+#[test]
+fn b_128_b_361_what_cannot_be_used_is_listed_once_with_its_own_reason() {
+    let plugins = tempfile::tempdir().unwrap();
+    for (fault, id) in [
+        (Fault::OpenFails, "unopened"),
+        (Fault::WrongArch, "foreign"),
+        (Fault::BadDescribe, "wordless"),
+        (Fault::None, "sound"),
+    ] {
+        fixture_copy(plugins.path(), fault, id);
+    }
+    std::fs::write(plugins.path().join("text.so"), "no library").unwrap();
+    let (exit, list, log) = run(structures(plugins.path()).args(["plugins", "list"]));
+    assert_eq!(exit, 0, "{log}");
+    let rows = list["plugins"].as_array().unwrap();
+    assert_eq!(rows.len(), 5, "one row a file: {rows:#?}");
+    for (file, code, detail) in [
+        ("unopened.so", "plugin_open_failed", "planted in open"),
+        ("foreign.so", "arch_not_declared", "foreign"),
+        ("wordless.so", "", "schema"),
+        ("text.so", "not_elf", ""),
+    ] {
+        let mine: Vec<&Json> = rows
+            .iter()
+            .filter(|r| r["path"].as_str().unwrap().ends_with(file))
+            .collect();
+        assert_eq!(mine.len(), 1, "{file}");
+        // One kind for all of them, so that whoever handles one handles all.
+        assert_eq!(mine[0]["outcome"], "refused", "{file}");
+        assert!(code.is_empty() || mine[0]["code"] == code, "{}", mine[0]);
+        let reason = mine[0]["reason"].as_str().unwrap();
+        assert!(
+            !reason.is_empty() && reason.contains(detail),
+            "{file}: {reason}"
+        );
+    }
+    // And the one that is sound is attached all the same.
+    let done = attach(plugins.path(), "decoder_ffn", &ANY_SPEED);
+    assert_eq!(done.unit("decoder_ffn")["plugin"], "sound");
+    assert_eq!(done.receipt["plugins"].as_array().unwrap().len(), 1);
+}
+
 // Samples.
+
+/// Token ids, for models without a tokenizer.
+fn token_samples(dir: &Path) -> PathBuf {
+    let file = dir.join("tokens.jsonl");
+    let line =
+        |i: u32| json!({"tokens": (0..12).map(|t| (t * 7 + i) % 50 + 1).collect::<Vec<u32>>()});
+    let lines: Vec<String> = (0..4).map(|i| line(i).to_string()).collect();
+    std::fs::write(&file, lines.join("\n")).unwrap();
+    file
+}
+
+fn untokenized(model: &str, file: Option<&Path>, more: &[&str]) -> (i32, Json, String) {
+    let model = structures_tests::root()
+        .join("tests/fixtures/families")
+        .join(model);
+    let dir = tempfile::tempdir().unwrap();
+    let plugins = with(Fault::None);
+    let mut command = structures(plugins.path());
+    command
+        .arg("attach")
+        .arg(model)
+        .args(["--scheme", "none", "--receipt-dir"]);
+    command
+        .arg(dir.path())
+        .args(["--min-speedup", "0"])
+        .args(QUICK)
+        .args(more);
+    if let Some(file) = file {
+        command.arg("--samples").arg(file);
+    }
+    run(&mut command)
+}
+
+#[test]
+fn samples_of_token_ids_need_no_tokenizer_and_text_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let (exit, receipt, log) = untokenized("mistral", Some(&token_samples(dir.path())), &[]);
+    assert_eq!(exit, 0, "{receipt:#}\n{log}");
+    assert_eq!(receipt["calibration"]["held_out"], 4);
+    for file in [None, Some(samples(dir.path(), &TEXTS))] {
+        let (exit, answer, _) = untokenized("mistral", file.as_deref(), &[]);
+        assert_eq!(
+            (exit, &answer["error"]["code"]),
+            (1, &json!("tokenizer")),
+            "{answer:#}"
+        );
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains("give token ids instead"), "{message}");
+    }
+}
+
+/// A model that has banks of experts is told that no form executes one.
+#[test]
+fn b_247_banks_that_nothing_executes_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = token_samples(dir.path());
+    let adopt = ["--adopt=moe_experts_nvfp4"];
+    let (exit, answer, log) = untokenized("qwen3_next", Some(&file), &adopt);
+    assert_eq!(exit, 3, "{answer:#}\n{log}");
+    assert_eq!(answer["error"]["code"], "format_no_variant", "{answer:#}");
+    let message = answer["error"]["message"].as_str().unwrap();
+    for fact in ["moe_experts_nvfp4", "banks of experts", "no loaded plugin"] {
+        assert!(message.contains(fact), "{message}");
+    }
+}
+
+fn calibrate(args: &[&str], out: &Path, cache: &Path) -> (i32, Json, String) {
+    let plugins = structures_tests::plugins(&["portable"]);
+    run(structures(plugins.path())
+        .env("STRUCTURES_CACHE_DIR", cache)
+        .args(["calibrate", "demo", "-o"])
+        .arg(out)
+        .args(args))
+}
+
+#[test]
+fn b_083_what_a_scheme_measured_is_in_its_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("spec.json");
+    let (exit, document, log) = calibrate(&["--scheme", "nvfp4_balance"], &out, dir.path());
+    assert_eq!(exit, 0, "{log}");
+    // No scale is fixed here: channels are what this scheme asks for.
+    assert_eq!(document["precision_spec"]["activations"], json!({}));
+    let text = std::fs::read_to_string(&out).unwrap();
+    let file: Json = serde_json::from_str(&text).unwrap();
+    assert_eq!(file["statistics"], document["statistics"]);
+    let found: structures::stats::Statistics =
+        serde_json::from_value(file["statistics"].clone()).unwrap();
+    let mut attention = found.channel_amax.iter();
+    let attention = attention.find(|(key, _)| key.starts_with("model.layers.0.self_attn"));
+    let (key, channels) = attention.unwrap();
+    assert_eq!(channels.len(), 512);
+    let most = channels.iter().fold(0f32, |a, b| a.max(*b));
+    assert!(most > 0.0 && channels.iter().all(|c| c.is_finite() && *c >= 0.0));
+    assert!(found.amax[key] > 0.0, "the scalar comes with the channels");
+    assert_eq!(serde_json::to_value(&found).unwrap(), file["statistics"]);
+}
+
+#[test]
+fn fault_stored_calibration_edited_by_hand() {
+    let dir = tempfile::tempdir().unwrap();
+    let (out, cache) = (dir.path().join("spec.json"), dir.path().join("cache"));
+    let (_, first, log) = calibrate(&[], &out, &cache);
+    assert_eq!(first["cached"], false, "{log}");
+    let (_, again, _) = calibrate(&[], &out, &cache);
+    assert_eq!(again["cached"], true);
+    let mut files = std::fs::read_dir(cache.join("calibration")).unwrap();
+    let stored = files.next().unwrap().unwrap().path();
+    edit(&stored, false, |r| {
+        let amax = r["calibration"]["amax"].as_object_mut().unwrap();
+        amax.values_mut()
+            .next()
+            .map(|v| *v = json!(1000.0))
+            .unwrap();
+    });
+    let (exit, third, log) = calibrate(&[], &out, &cache);
+    assert_eq!((exit, &third["cached"]), (0, &json!(false)));
+    let name = stored.file_name().unwrap().to_str().unwrap();
+    assert!(
+        log.contains(name) && log.contains("measured again"),
+        "{log}"
+    );
+    assert_eq!(third["precision_spec"], first["precision_spec"]);
+    let (_, last, _) = calibrate(&[], &out, &cache);
+    assert_eq!(last["cached"], true, "and it is stored anew");
+}
 
 fn samples(dir: &Path, of: &[&str]) -> PathBuf {
     let file = dir.join("samples.jsonl");
@@ -413,7 +714,7 @@ fn calibrated(plugins: &Path, file: &Path) -> (i32, Json, String) {
 }
 
 #[test]
-fn healthy_held_out_samples_are_no_fit_residual() {
+fn healthy_held_out_samples_are_no_fit_residual_b_423() {
     let plugins = structures_tests::plugins(&["portable"]);
     let dir = tempfile::tempdir().unwrap();
     let (_, receipt, log) = calibrated(plugins.path(), &samples(dir.path(), &TEXTS));
@@ -427,7 +728,7 @@ fn healthy_held_out_samples_are_no_fit_residual() {
 }
 
 #[test]
-fn fault_samples_equal_to_the_fit_set() {
+fn fault_samples_equal_to_the_fit_set_b_423() {
     let plugins = structures_tests::plugins(&["portable"]);
     let dir = tempfile::tempdir().unwrap();
     let same = [TEXTS[0], TEXTS[1], TEXTS[2], TEXTS[1]];
@@ -496,7 +797,7 @@ fn fault_decision_for_a_form_that_is_gone() {
 }
 
 #[test]
-fn fault_decision_for_a_bad_form_is_still_gated() {
+fn fault_decision_for_a_bad_form_is_still_gated_b_345() {
     let plugins = tempfile::tempdir().unwrap();
     fixture_copy(plugins.path(), Fault::None, "alpha");
     fixture_copy(plugins.path(), Fault::Scaled, "zeta");
@@ -518,7 +819,7 @@ fn fault_decision_for_a_bad_form_is_still_gated() {
 }
 
 #[test]
-fn fault_decision_for_an_undeclared_winner() {
+fn fault_decision_for_an_undeclared_winner_b_335() {
     let plugins = with(Fault::None);
     let file = plugins.path().join("decisions.json");
     let (exit, answer, _) = decide(plugins.path(), &file, &["--winner", "fixture:nothing"]);
@@ -541,6 +842,34 @@ fn fault_decisions_file_that_is_damaged() {
     assert!(done.log.contains("taken as empty"), "{}", done.log);
     let (exit, _, _) = decide(plugins.path(), &file, &["--winner", "host"]);
     assert_eq!(exit, 1, "and never written over");
+    // What another file holds is told as what it is, not as a disk that is full.
+    let bad = plugins.path().join("bad.json");
+    for text in [
+        "{}",
+        "no json",
+        r#"{"schema": 1, "decisions": [{"device": ""}]}"#,
+    ] {
+        std::fs::write(&bad, text).unwrap();
+        let (exit, answer, _) = run(structures(plugins.path())
+            .args(["decisions", "import"])
+            .arg(&bad)
+            .arg("--decisions")
+            .arg(plugins.path().join("mine.json")));
+        let error = &answer["error"];
+        assert_eq!(
+            (exit, &error["code"]),
+            (1, &json!("decisions_invalid")),
+            "{text}"
+        );
+        assert!(
+            error["message"].as_str().unwrap().contains("bad.json"),
+            "{error}"
+        );
+        assert!(
+            !error["help"].as_str().unwrap().contains("free space"),
+            "{error}"
+        );
+    }
     assert!(std::fs::read_to_string(&file).unwrap().ends_with("decis"));
 }
 

@@ -13,7 +13,7 @@ use structures::receipt::RefusalNote;
 use structures::samples::{Sample, Samples};
 use structures::seat::OnGuardFail;
 use structures::workload::{Runner, Workload};
-use structures_graph::session::Plan;
+use structures_graph::session::{Install, Plan};
 use structures_tests::blocks::{self, Block};
 use structures_tests::{build_dir, plugins};
 
@@ -341,23 +341,96 @@ fn b_151_b_279_one_call_too_long_gives_both_back_exactly() {
         assert_eq!(counts.fallbacks, 1);
         assert!(counts.last_reason.unwrap().contains("12 rows, found 13"));
     }
-    // What is left computes what the host computes there: this norm and this pack are the host's own again.
+    // What is left computes what the host computes there: this norm and this pack are the host's own again, bit for bit
+    // as in a plan that never had the pair.
     let again = run(&model, &a.plan, 5);
     assert!(wired.iter().all(|s| s.ledger.counts().fallbacks == 1));
-    let others: Vec<_> = a
-        .receipt
-        .seats
+    let installs = a.plan.installs();
+    let others: Vec<Install> = installs
         .iter()
-        .filter(|n| n.wire.is_none())
-        .map(|n| n.structure.as_str())
+        .filter(|i| !i.name.starts_with("chain:"))
+        .cloned()
         .collect();
-    let exact = others.iter().all(|s| *s == "decoder_block");
-    if exact {
-        assert_eq!(
-            bits(&again),
-            bits(&run(&model, &model.session().host_plan(), 5))
-        );
-    }
+    assert_eq!(others.len() + 1, installs.len(), "one pair");
+    let without = model.session().plan(others).unwrap();
+    assert_eq!(bits(&again), bits(&run(&model, &without, 5)));
+    // With nothing else attached that is the host itself.
+    let pair: Vec<Install> = installs
+        .iter()
+        .filter(|i| i.name.starts_with("chain:"))
+        .cloned()
+        .collect();
+    let pair = model.session().plan(pair).unwrap();
+    let plain = run(&model, &model.session().host_plan(), 5);
+    assert_eq!(bits(&run(&model, &pair, 5)), bits(&plain));
+}
+
+/// Scales of quiet samples on loud ones: the form does what it was told, so no bind can see it. Held-out samples do: the
+/// unit's band is low and says on what it was judged, and a floor refuses it.
+#[test]
+fn fault_stale_statistics() {
+    let (_dir, host) = host();
+    let model = blocks::model(&[Block::Plain]);
+    let quiet = |i: u32| (1..13).map(|t| t + 13 * i).collect::<Vec<u32>>();
+    let loud = |i: u32| (0..12).map(|t| blocks::SPIKE + (t + i) % 4).collect();
+    let made = |of: [Vec<u32>; 4]| {
+        let sample = |tokens| Sample {
+            tokens,
+            origin: "made".into(),
+        };
+        Samples::new("made", of.map(sample).into()).unwrap()
+    };
+    let stale = made([quiet(0), quiet(1), quiet(2), loud(0)]);
+    let fresh = made([loud(1), loud(2), loud(3), loud(0)]);
+    let judged = |samples: &Samples, floor: &[&str]| {
+        let mut o = options("fp8_static");
+        o.structures = vec!["qkv_pack".into()];
+        o.floors = Floors::parse(floor.iter().copied()).unwrap();
+        let a = attach(&host, &model, samples, &o, &Silent).unwrap();
+        a.receipt.units[0].clone()
+    };
+    let floor = ["cosine=0.995"];
+    let unit = judged(&stale, &floor);
+    assert_eq!(unit.code.as_deref(), Some("floor_not_met"), "{unit:?}");
+    let unit = judged(&stale, &[]);
+    assert_eq!(
+        (unit.band.as_str(), unit.code),
+        ("low", None),
+        "{:?}",
+        unit.metrics
+    );
+    assert_eq!(unit.band_note.unwrap()["judged_on"], "held-out samples");
+    let unit = judged(&fresh, &floor);
+    assert_eq!(
+        (unit.band.as_str(), unit.code),
+        ("pass", None),
+        "{:?}",
+        unit.metrics
+    );
+}
+
+/// A norm that sends codes to its reader has nothing for anybody else: with a second reader it is not wired, and what
+/// else reads it still gets the host's dtype.
+#[test]
+fn fault_fused_norm_whose_tensor_had_a_second_reader() {
+    let (_dir, host) = host();
+    let model = blocks::model(&[Block::SecondReader]);
+    let mut o = options("fp8_static");
+    o.structures = ["norm_fused", "qkv_pack", "decoder_block"]
+        .map(String::from)
+        .into();
+    let a = attached(&host, &model, &o);
+    let refused = wire_refusals(&a);
+    assert_eq!(refused.len(), 1, "{refused:#?}");
+    assert_eq!(refused[0].code, "wire_second_reader");
+    assert_eq!(refused[0].path, "blocks.0.input_layernorm");
+    assert!(refused[0].reason.contains("blocks.0.twice"), "{refused:?}");
+    assert!(a.receipt.negotiated.is_empty() && seat_keys(&a, true).is_empty());
+    // The control: the same block without the second reader is wired.
+    let model = blocks::model(&[Block::Plain]);
+    let a = attached(&host, &model, &o);
+    assert!(wire_refusals(&a).is_empty());
+    assert_eq!(a.receipt.negotiated.len(), 1);
 }
 
 /// A step of one token is what the pair is for; the prompt before it is the host's, as planned.

@@ -349,17 +349,27 @@ pub struct DiscoverArgs {
 }
 
 /// Sample switches.
-#[derive(Args, Debug, Clone)]
+#[derive(Args, Debug, Clone, PartialEq)]
 pub struct SampleArgs {
     /// Samples: .txt, cut into chunks of 128 tokens, or .jsonl; default: a built-in text.
     #[arg(long, value_name = "FILE")]
     pub samples: Option<PathBuf>,
     /// Percentile across samples.
-    #[arg(long, default_value_t = 99.9)]
+    #[arg(long, default_value_t = structures::stats::DEFAULT_PERCENTILE, allow_negative_numbers = true)]
     pub percentile: f64,
     /// Use only the first N samples.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub max_samples: Option<usize>,
+}
+
+impl Default for SampleArgs {
+    fn default() -> Self {
+        SampleArgs {
+            samples: None,
+            percentile: structures::stats::DEFAULT_PERCENTILE,
+            max_samples: None,
+        }
+    }
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -412,6 +422,9 @@ pub struct ConformArgs {
     pub replay: Option<String>,
 }
 
+/// More rounds or iterations than anybody waits for.
+const MOST: i64 = 1_000_000;
+
 /// What is judged.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkloadArg {
@@ -451,17 +464,17 @@ pub struct AttachArgs {
     #[arg(long, value_name = "METRIC=VALUE")]
     pub floor: Vec<String>,
     /// Smallest speed-up a unit must show.
-    #[arg(long, default_value_t = 1.02)]
+    #[arg(long, default_value_t = 1.02, allow_negative_numbers = true)]
     pub min_speedup: f64,
     /// Rounds of paired timing.
-    #[arg(long, default_value_t = 7)]
-    pub rounds: usize,
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(0..=MOST))]
+    pub rounds: u32,
     /// Iterations a round.
-    #[arg(long, default_value_t = 10)]
-    pub iters: usize,
-    /// What a contract miss does.
-    #[arg(long, value_enum, default_value_t = GuardArg::Fallback)]
-    pub on_guard_fail: GuardArg,
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=MOST))]
+    pub iters: u32,
+    /// What a contract miss does; default: fallback, and raise with --strict.
+    #[arg(long, value_enum)]
+    pub on_guard_fail: Option<GuardArg>,
     /// Take only this form for a structure (repeatable), `STRUCTURE=PLUGIN[:FORM][@DEVICE]`.
     #[arg(long, value_name = "STRUCTURE=PLUGIN[:FORM][@DEVICE]")]
     pub pin: Vec<String>,
@@ -494,6 +507,9 @@ pub struct GenerateArgs {
     /// Bind by this scheme without a gate.
     #[arg(long, conflicts_with = "receipt")]
     pub scheme: Option<String>,
+    /// Which samples scales are fitted on, with --scheme or --adopt.
+    #[command(flatten)]
+    pub samples: SampleArgs,
     /// Bind exactly what this receipt activated.
     #[arg(long, value_name = "FILE")]
     pub receipt: Option<PathBuf>,

@@ -176,6 +176,7 @@ const HELP: &[(&str, &str)] = &[
     ("pool_running", "the number of threads is set once a process: give it before anything runs"),
     ("winner_undeclared", "`structures plugins show ID` lists the forms of a plugin; `host` is a winner too"),
     ("decision_invalid", "write the winner as PLUGIN:FORM or `host`, and rows from 1"),
+    ("decisions_invalid", "give a file that `structures decisions` wrote; the message says what is not one of its decisions"),
     ("decisions_nowhere", "give --decisions FILE, or set XDG_DATA_HOME or HOME"),
     ("env_drift", "leave --strict out to accept a receipt that was made under other conditions, or attach again"),
     ("receipt_mismatch", "attach again to write a receipt for what is here now"),

@@ -26,7 +26,7 @@ use crate::decisions::{self, Resolved};
 use crate::digest;
 use crate::environment::cpu_name;
 use crate::error::Error;
-use crate::gates::{Floors, OutputKind, Schedule};
+use crate::gates::{Floors, OutputKind, Schedule, DEFAULT_MIN_SPEEDUP};
 use crate::host::{Host, Loaded};
 use crate::judge::{summary, Judge};
 use crate::observe::{Conditionings, Watch};
@@ -72,6 +72,24 @@ pub struct Options {
     pub all_positions: bool,
     /// Packed weights to take over before anything else.
     pub adopt: Option<Wish>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            scheme: "auto".into(),
+            workload: None,
+            percentile: stats::DEFAULT_PERCENTILE,
+            structures: Vec::new(),
+            floors: Floors::default(),
+            min_speedup: DEFAULT_MIN_SPEEDUP,
+            schedule: Schedule::default(),
+            on_guard_fail: OnGuardFail::Fallback,
+            pins: Vec::new(),
+            all_positions: false,
+            adopt: None,
+        }
+    }
 }
 
 /// A judged model: the receipt, and the plan to run it with.
@@ -176,6 +194,8 @@ pub struct Swaps {
     pub seats: Vec<Arc<Seat>>,
     /// What was not bound, and why.
     pub refused: Vec<RefusalNote>,
+    /// What stays with the host, and why: the scheme keeps it, or another seat has its operations.
+    pub kept: Vec<RefusalNote>,
     /// What was taken over at load time; its seats come first in `seats`.
     pub adopted: Option<Adopted>,
     /// Whether scales were fitted: then only the samples that are judged are held out.
@@ -201,17 +221,25 @@ pub fn auto_swaps(
     while !alive.is_empty() {
         let round = prepared.ownership(&alive, &taken);
         if round.winners.is_empty() {
+            prepared.lost(round.losers, "");
             break;
         }
         for &site in &round.winners {
             alive.remove(&site);
             progress.tick();
             let mut bound = None;
-            for choice in prepared.choices(site) {
+            let choices = prepared.choices(site);
+            if choices.is_empty() {
+                let note = prepared.no_form(site);
+                prepared.refuse(note);
+            }
+            for choice in choices {
                 // A yardstick is not worth running unless somebody asked for it.
                 let structure = &prepared.survey.sites[site].spec.name;
                 let pinned = options.pins.iter().any(|p| p.structure == *structure);
                 if choice.reference && !pinned {
+                    let note = prepared.yardstick(site, &choice);
+                    prepared.refuse(note);
                     continue;
                 }
                 match prepared.bind(site, &choice, &round.owners) {
@@ -233,6 +261,7 @@ pub fn auto_swaps(
         plan,
         seats,
         refused: prepared.refused,
+        kept: prepared.kept,
         adopted: prepared.adoption,
         fitted: prepared.calibration.note.samples > 0,
     })
@@ -495,6 +524,58 @@ impl<'a> Prepared<'a> {
         };
         if !self.refused.iter().any(same) {
             self.refused.push(note);
+        }
+    }
+
+    /// No form at all for what the scheme wants at a site.
+    fn no_form(&self, site: usize) -> RefusalNote {
+        let wanted = match &self.decisions[site] {
+            Decision::Route { format, .. } => format!("in format `{format}`"),
+            _ => "that does not quantise".into(),
+        };
+        let s = &self.survey.sites[site];
+        RefusalNote {
+            path: s.seam.path.clone(),
+            structure: s.spec.name.clone(),
+            stage: "choose".into(),
+            code: "format_no_variant".into(),
+            reason: format!("no loaded plugin has a form of `{}` {wanted}", s.spec.name),
+            plugin: None,
+            form: None,
+        }
+    }
+
+    /// A form of a plugin that calls itself a reference, passed over.
+    fn yardstick(&self, site: usize, choice: &Choice<'_>) -> RefusalNote {
+        let s = &self.survey.sites[site];
+        let (name, plugin, form) = (&s.spec.name, choice.plugin, &choice.form.name);
+        RefusalNote {
+            path: s.seam.path.clone(),
+            structure: name.clone(),
+            stage: "choose".into(),
+            code: "reference_unpinned".into(),
+            reason: format!(
+                "`{plugin}` is a reference to compare with, which is bound without a gate only when pinned: \
+                 {name}={plugin}:{form}"
+            ),
+            plugin: Some(plugin.into()),
+            form: Some(form.clone()),
+        }
+    }
+
+    /// Records sites that lost an operation they need.
+    fn lost(&mut self, losers: Vec<(usize, String)>, ended: &str) {
+        for (site, owner) in losers {
+            let s = &self.survey.sites[site];
+            self.kept.push(RefusalNote {
+                path: s.seam.path.clone(),
+                structure: s.spec.name.clone(),
+                stage: "ownership".into(),
+                code: "owned_by".into(),
+                reason: format!("`{owner}` keeps an operation this seam needs{ended}"),
+                plugin: None,
+                form: None,
+            });
         }
     }
 
@@ -832,23 +913,11 @@ impl<'a> Prepared<'a> {
         }
         self.compose(&judge, &mut active, &mut units)?;
         let union = self.union(&judge, &mut active, progress)?;
-        for (site, owner) in lost {
-            let s = &self.survey.sites[site];
-            let ended = if active.is_empty() {
-                ", and ended with the union"
-            } else {
-                ""
-            };
-            self.kept.push(RefusalNote {
-                path: s.seam.path.clone(),
-                structure: s.spec.name.clone(),
-                stage: "ownership".into(),
-                code: "owned_by".into(),
-                reason: format!("`{owner}` keeps an operation this seam needs{ended}"),
-                plugin: None,
-                form: None,
-            });
-        }
+        let ended = match active.is_empty() {
+            true => ", and ended with the union",
+            false => "",
+        };
+        self.lost(lost, ended);
         let detach_identical = {
             let again = judge.runner.score(
                 &judge.host,
@@ -887,21 +956,9 @@ impl<'a> Prepared<'a> {
             sites = rest;
             let choices = self.choices(first);
             if choices.is_empty() {
-                let wanted = match &decision {
-                    Decision::Route { format, .. } => format!("in format `{format}`"),
-                    _ => "that does not quantise".into(),
-                };
                 for site in &mine {
-                    let s = &self.survey.sites[*site];
-                    self.refused.push(RefusalNote {
-                        path: s.seam.path.clone(),
-                        structure: name.into(),
-                        stage: "choose".into(),
-                        code: "format_no_variant".into(),
-                        reason: format!("no loaded plugin has a form of `{name}` {wanted}"),
-                        plugin: None,
-                        form: None,
-                    });
+                    let note = self.no_form(*site);
+                    self.refused.push(note);
                 }
                 continue;
             }
@@ -1040,7 +1097,7 @@ impl<'a> Prepared<'a> {
     /// Steps of judging one unit, for progress.
     fn judging(&self) -> usize {
         let schedule = self.options.schedule;
-        self.judged.len() + 2 * (schedule.rounds() * (schedule.iters() + 1)) as usize
+        self.judged.len() + 2 * schedule.rounds() as usize * (schedule.iters() as usize + 1)
     }
 
     fn judged_on(&self) -> String {

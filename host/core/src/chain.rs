@@ -65,6 +65,10 @@ impl Executable for Linked {
             declined: false,
         })
     }
+
+    fn has_host_path(&self) -> bool {
+        false
+    }
 }
 
 /// Codes behind the end of a wire that no form may touch, and what they hold.
@@ -523,14 +527,39 @@ mod tests {
     fn b_152_b_275_a_form_off_its_wire_refuses() {
         let failure = Linked.call(&[], &mut []).unwrap_err();
         assert_eq!(failure.code, "wire_unlinked");
-        let strict = seat("a", OnGuardFail::Raise);
-        let error = strict.run(&x(2, 1.0)).unwrap_err().to_string();
-        assert!(
-            error.contains("`a`") && error.contains("no equivalent"),
-            "{error}"
-        );
-        let counts = strict.ledger.counts();
-        assert_eq!((counts.form_calls, counts.fallbacks), (0, 0));
+        for mode in [OnGuardFail::Fallback, OnGuardFail::Raise] {
+            // Within its contract and beyond it: nobody else could answer, so nothing falls back.
+            for rows in [2, 9] {
+                let alone = seat("a", mode);
+                let error = alone.run(&x(rows, 1.0));
+                // Nine rows are outside the band: planned for the host, whichever that is.
+                if rows == 9 {
+                    assert!(matches!(error.unwrap(), SpanOutcome::Host));
+                    continue;
+                }
+                let error = error.unwrap_err().to_string();
+                for fact in ["`a`", "rt_no_host_path", "no equivalent"] {
+                    assert!(error.contains(fact), "{error}");
+                }
+                let counts = alone.ledger.counts();
+                assert_eq!(
+                    (
+                        counts.calls,
+                        counts.refused,
+                        counts.fallbacks,
+                        counts.form_calls
+                    ),
+                    (1, 1, 0, 0)
+                );
+            }
+            let wrong = vec![Some(
+                Tensor::ones((2, 5), DType::F32, &Device::Cpu).unwrap(),
+            )];
+            let alone = seat("a", mode);
+            let error = alone.run(&wrong).unwrap_err().to_string();
+            assert!(error.contains("rt_no_host_path: rt_width"), "{error}");
+            assert_eq!(alone.ledger.counts().fallbacks, 0);
+        }
     }
 
     #[test]

@@ -236,8 +236,11 @@ pub fn qualify_at(
             return refuse(
                 "form_band",
                 format!(
-                    "rows observed here: {}; the form serves {lo}..={hi}",
-                    row_note(rows)
+                    "form {}: rows observed here: {} at {}; the form serves {lo}..={hi}, and other forms have bands of \
+                     their own",
+                    form.name,
+                    row_note(rows),
+                    size_note(site.spans[span].dims.iter())
                 ),
             );
         }
@@ -248,7 +251,7 @@ pub fn qualify_at(
         .map(|(symbol, size)| (symbol.clone(), *size))
         .collect();
     if let Err(reason) = form.band.any_holds(rows, &dims) {
-        return refuse("form_band", reason);
+        return refuse("form_band", format!("form {}: {reason}", form.name));
     }
     if let Some(work) = &form.band.work {
         let median = rows.get(rows.len() / 2).copied().unwrap_or(1);
@@ -257,6 +260,12 @@ pub fn qualify_at(
         }
     }
     Ok(span)
+}
+
+/// Sizes of a place, for a refusal.
+fn size_note<'d>(dims: impl Iterator<Item = (&'d String, &'d u64)>) -> String {
+    let sizes: Vec<String> = dims.map(|(s, n)| format!("{s} {n}")).collect();
+    sizes.join(" x ")
 }
 
 /// The first axis whose value the form does not accept, as a sentence.

@@ -180,12 +180,9 @@ impl Store {
     /// Either file cannot be read, or this one cannot be written. Nothing is changed then.
     pub fn import(&mut self, from: &Path) -> Result<Imported, Error> {
         let mut foreign = fs::metadata(from)
-            .map_err(|e| e.to_string())
+            .map_err(|e| Unread::Io(e.to_string()))
             .and_then(|_| read(from))
-            .map_err(|reason| Error::Io {
-                path: from.display().to_string(),
-                reason: format!("no decisions to import: {reason}"),
-            })?;
+            .map_err(|why| why.error(from, "no decisions to import: ", ""))?;
         let mut done = Imported::default();
         let all = foreign.len();
         let mut last: Vec<Decision> = Vec::with_capacity(all);
@@ -226,7 +223,7 @@ impl Store {
         };
         let _guard = lock_beside(&path).map_err(|e| io(format!("cannot be locked: {e}")))?;
         let mut entries =
-            read(&path).map_err(|why| io(format!("{why}; move it away to start anew")))?;
+            read(&path).map_err(|why| why.error(&path, "", "; move it away to start anew"))?;
         edit(&mut entries);
         entries.sort_by(|a, b| {
             (&a.device, &a.structure, a.rows).cmp(&(&b.device, &b.structure, b.rows))
@@ -320,21 +317,54 @@ fn check(d: &Decision) -> Result<(), String> {
     Ok(())
 }
 
-fn read(path: &Path) -> Result<Vec<Decision>, String> {
+/// Why a file gives no decisions.
+enum Unread {
+    /// The file.
+    Io(String),
+    /// What stands in it.
+    Content(String),
+}
+
+impl Unread {
+    fn error(self, path: &Path, before: &str, after: &str) -> Error {
+        match self {
+            Unread::Io(why) => Error::Io {
+                path: path.display().to_string(),
+                reason: format!("{before}{why}{after}"),
+            },
+            Unread::Content(why) => Error::invalid(
+                "decisions_invalid",
+                format!("{}: {before}{why}{after}", path.display()),
+            ),
+        }
+    }
+}
+
+impl std::fmt::Display for Unread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Unread::Io(why) | Unread::Content(why)) = self;
+        f.write_str(why)
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<Decision>, Unread> {
     let text = match read_text(path) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(format!("cannot be read: {e}")),
+        Err(e) if e.kind() == std::io::ErrorKind::InvalidData => {
+            return Err(Unread::Content(format!("not a file of decisions: {e}")));
+        }
+        Err(e) => return Err(Unread::Io(format!("cannot be read: {e}"))),
     };
-    let document: Document =
-        serde_json::from_str(&text).map_err(|e| format!("not a file of decisions: {e}"))?;
+    let document: Document = serde_json::from_str(&text)
+        .map_err(|e| Unread::Content(format!("not a file of decisions: {e}")))?;
     if document.schema != SCHEMA {
-        return Err(format!(
-            "expected schema {SCHEMA}, found {}",
-            document.schema
-        ));
+        let found = document.schema;
+        let why = format!("expected schema {SCHEMA}, found {found}");
+        return Err(Unread::Content(why));
     }
-    document.decisions.iter().try_for_each(check)?;
+    let checked = document.decisions.iter().try_for_each(check);
+    checked.map_err(Unread::Content)?;
     Ok(document.decisions)
 }
 

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn b_309_a_change_of_any_package_is_seen_when_the_named_ones_match() {
+    fn b_309_b_441_a_change_of_any_package_is_seen_when_the_named_ones_match() {
         let here = lock();
         let mut other = here.clone();
         other.insert("packages_sha256".into(), Json::from("0".repeat(64)));

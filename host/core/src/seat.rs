@@ -30,6 +30,12 @@ pub trait Executable: Send + Sync {
         inputs: &[Option<(&[f32], &[usize])>],
         outputs: &mut [(Vec<f32>, Vec<usize>)],
     ) -> Result<(), CallFailure>;
+
+    /// Whether the host's own operations answer what the form answers. A form that speaks a dtype of its own to a
+    /// partner has no such equivalent: what it does not serve is refused, whatever the mode.
+    fn has_host_path(&self) -> bool {
+        true
+    }
 }
 
 /// Outputs of a call at a place, and inputs that had to be brought there, by position; or why there are none.
@@ -295,14 +301,22 @@ impl Seat {
             .is_some_and(|(lo, hi)| rows < lo || rows > hi)
     }
 
+    /// The end of a run whose call nobody may serve, if that is so here: strict mode, or no host path.
+    fn refusal(&self, text: &str) -> Option<GraphError> {
+        let reason = match (self.form.has_host_path(), self.mode) {
+            (true, OnGuardFail::Fallback) => return None,
+            (true, OnGuardFail::Raise) => text.to_string(),
+            (false, _) => format!("rt_no_host_path: {text}; the host has no equivalent"),
+        };
+        self.ledger.refused(&reason);
+        let name = self.key.clone();
+        Some(GraphError::Span { name, reason })
+    }
+
     fn miss(&self, code: &'static str, reason: &str) -> Result<SpanOutcome, GraphError> {
         let text = format!("{code}: {reason}");
-        if self.mode == OnGuardFail::Raise {
-            self.ledger.refused(&text);
-            return Err(GraphError::Span {
-                name: self.key.clone(),
-                reason: text,
-            });
+        if let Some(refused) = self.refusal(&text) {
+            return Err(refused);
         }
         let run = self.ledger.fell_back(&text);
         self.warn_once(code, &text);
@@ -329,12 +343,8 @@ impl Seat {
             return self.miss("rt_declined", &text);
         }
         self.ledger.detach();
-        if self.mode == OnGuardFail::Raise {
-            self.ledger.refused(&text);
-            return Err(GraphError::Span {
-                name: self.key.clone(),
-                reason: text,
-            });
+        if let Some(refused) = self.refusal(&text) {
+            return Err(refused);
         }
         self.ledger.fell_back(&text);
         tracing::warn!(seat = %self.key, "the form failed ({text}); the host runs here from now on");
@@ -758,6 +768,36 @@ mod tests {
         assert_eq!(code(&s, &[None]).unwrap(), "rt_width");
     }
 
+    /// Hosts compute in f32, so that is the set of a seat that is not on a wire: codes of 8 bits are refused, and so is
+    /// every other width, in either mode.
+    #[test]
+    fn b_272_an_entry_takes_its_dtypes_and_names_what_it_got() {
+        let of = |dtype: DType| {
+            let ones = Tensor::ones((1, 2, 4), DType::F32, &Device::Cpu).unwrap();
+            vec![Some(ones.to_dtype(dtype).unwrap())]
+        };
+        let foreign = [
+            DType::F8E4M3,
+            DType::U8,
+            DType::BF16,
+            DType::F16,
+            DType::F64,
+            DType::I64,
+        ];
+        for dtype in foreign {
+            let s = seat(None, OnGuardFail::Fallback, None);
+            assert_eq!(code(&s, &of(dtype)).unwrap(), "rt_dtype", "{dtype:?}");
+            let reason = s.ledger.counts().last_reason.unwrap();
+            assert!(reason.contains("expected f32"), "{reason}");
+            assert!(reason.contains(&format!("{dtype:?}")), "{reason}");
+            let strict = seat(None, OnGuardFail::Raise, None);
+            assert!(strict.run(&of(dtype)).is_err(), "{dtype:?}");
+            assert_eq!(strict.ledger.counts().fallbacks, 0);
+        }
+        let s = seat(None, OnGuardFail::Fallback, None);
+        assert_eq!(code(&s, &of(DType::F32)), None);
+    }
+
     #[test]
     fn b_281_any_rows_up_to_the_capacity() {
         let s = seat(None, OnGuardFail::Fallback, None);
@@ -797,7 +837,7 @@ mod tests {
     }
 
     #[test]
-    fn b_287_the_report_of_a_seat_is_one_document() {
+    fn b_270_b_287_the_report_of_a_seat_is_one_document() {
         let s = seat(Some((1, 8)), OnGuardFail::Fallback, None);
         s.run(&x(2, 4)).unwrap();
         s.run(&x(1, 5)).unwrap();
@@ -816,5 +856,17 @@ mod tests {
         assert_eq!((&form["dtype"], &form["width"]), (&"f32".into(), &4.into()));
         assert_eq!(form["rows"]["capacity"], 8);
         assert_eq!(form["device"], "cpu");
+        assert_eq!(form["on_guard_fail"], "fallback");
+        // One of the two, never both: exact rows are the other.
+        assert!(form["rows"].get("exact").is_none());
+        let exact = seat_of(Admission {
+            width: 4,
+            rows: Rows::Exact(2),
+            band: None,
+            concurrent: true,
+        });
+        let form = serde_json::to_value(exact.report()).unwrap()["form"].clone();
+        assert_eq!(form["rows"], serde_json::json!({ "exact": 2 }));
+        assert_eq!(form["concurrent"], true);
     }
 }

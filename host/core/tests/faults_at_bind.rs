@@ -361,10 +361,10 @@ fn fault_transposed_pair_of_layers() {
 }
 
 #[test]
-fn fault_stale_statistics() {
+fn fault_scales_that_are_not_those_of_its_statistics() {
     let case = case().fp8([3.0, 2.0]);
     let mut form = case.right();
-    // Scales of a calibration on other samples: activations saturate.
+    // What it was given, and what it uses: activations saturate.
     form.scales = Some([fp8_scale(0.8), fp8_scale(0.3)]);
     case.refused(&form, "bind_parity");
 }
@@ -533,7 +533,7 @@ fn fault_non_deterministic() {
 }
 
 #[test]
-fn fault_state_shared_with_scratch() {
+fn fault_state_shared_with_scratch_b_426() {
     struct Shared {
         form: Form,
         scratch: std::sync::Mutex<Vec<f32>>,

@@ -337,7 +337,8 @@ impl Session {
             return Err(GraphError::Malformed {
                 phase: self.graph.phase.clone(),
                 at: "plan".into(),
-                what: "was made by another session, of another load; attach to this one".into(),
+                what: "was made by another session, of another load; detach it there and attach to this one"
+                    .into(),
             });
         }
         let symbols = self.bind_inputs(inputs, state)?;

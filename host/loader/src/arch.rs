@@ -381,7 +381,7 @@ mod tests {
 
     /// The table of the specification, line by line: declared, device, result.
     #[test]
-    fn compute_capabilities() {
+    fn b_350_b_351_b_352_b_353_b_354_b_355_b_356_b_357_the_table_of_capabilities() {
         let refused = Some(Code::ArchNotDeclared);
         for (id, archs, device, expected) in [
             ("B-350", "sm_120", "sm_120", None),
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_is_not_admitted_on_any_device() {
+    fn b_356_malformed_is_not_admitted_on_any_device() {
         for bad in [
             "sm_",
             "sm_9",
@@ -455,9 +455,8 @@ mod tests {
         }
     }
 
-    /// B-358.
     #[test]
-    fn no_device_skips_the_check() {
+    fn b_358_no_device_skips_the_check() {
         assert_eq!(admit("p", &["sm_90".to_string()], None), Ok(()));
     }
 
@@ -506,9 +505,8 @@ mod tests {
         assert!(text.ends_with("it lacks avx512bf16"), "{text}");
     }
 
-    /// B-359.
     #[test]
-    fn a_refusal_names_plugin_list_and_device() {
+    fn b_359_a_refusal_names_plugin_list_and_device() {
         let archs = ["sm_90".to_string(), "sm_100a".to_string()];
         let text = admit("vendor_x", &archs, Some(&sm("sm_120")))
             .expect_err("refused")

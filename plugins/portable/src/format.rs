@@ -1,6 +1,8 @@
 //! The number formats a product may be executed in, and what they mean for a declaration.
 
-use structures_plugin_api::describe::{FormDecl, StatisticDecl, WeightFormat, WIRE_FP8_E4M3};
+use structures_plugin_api::describe::{
+    DimBand, FormDecl, StatisticDecl, WeightFormat, WIRE_FP8_E4M3,
+};
 
 use structures_plugin_api::formats::BlockFormat;
 
@@ -157,6 +159,17 @@ impl Format {
         decl.weight_format = row.weights;
         if leaf.packed && self == Format::F32 {
             decl.packed = BlockFormat::ALL.to_vec();
+        }
+        // Whole blocks along it: 16 values share a scale.
+        for symbol in leaf.blocked {
+            if matches!(self, Format::Nvfp4Dynamic | Format::Nvfp4Balance) {
+                let whole = DimBand {
+                    min: 16,
+                    max: u64::MAX,
+                    multiple_of: 16,
+                };
+                decl.band.dims.insert((*symbol).into(), whole);
+            }
         }
         (decl.precision_rank, decl.tolerance) = (row.rank, row.tolerance);
         decl.quantises = !matches!(row.weights, WeightFormat::None | WeightFormat::Bf16);

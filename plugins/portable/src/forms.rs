@@ -35,6 +35,8 @@ pub struct Leaf {
     pub spans: &'static [&'static str],
     /// Formats it is executed in, unquantised first.
     pub formats: &'static [Format],
+    /// Sizes that are whole blocks where the format of both operands has blocks.
+    pub blocked: &'static [&'static str],
     /// Whether its unquantised form takes packed rows of a checkpoint as they are.
     pub packed: bool,
     /// Points whose activations a quantising format rounds.
@@ -68,6 +70,7 @@ impl Leaf {
             versions: &[1],
             spans,
             formats: &[Format::F32],
+            blocked: &[],
             packed: false,
             points: &[],
             points_under: &[],

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_arena_comes_back_and_grows_once() {
+    fn b_370_b_462_an_arena_comes_back_and_grows_once() {
         let pool = Pool::default();
         pool.reserve(10);
         {

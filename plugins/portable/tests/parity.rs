@@ -4,7 +4,7 @@
 mod common;
 
 use common::{reference, relative_l2, run, slope, Case, Values};
-use structures_plugin_api::describe::FormDecl;
+use structures_plugin_api::describe::{FormDecl, ProbeShapes};
 use structures_plugin_api::formats::round_bf16;
 use structures_plugin_api::{Backend, DType};
 use structures_plugin_portable::Portable;
@@ -145,6 +145,7 @@ fn linear_proj(lead: &[usize], k: usize, n: usize, seed: u64) -> Vec<Case> {
         proj.set("bias", bias);
         proj.set("epilogue", epilogue);
         proj.set("in_dtype", "bf16");
+        proj.dims = [("K".to_string(), k as u64), ("N".to_string(), n as u64)].into();
         cases.push(proj);
     }
     cases
@@ -197,9 +198,14 @@ fn as_bf16(case: &Case) -> Case {
 /// Worst relative L2 of a form over all its cases.
 fn worst(form: &FormDecl, dtype: DType) -> f64 {
     let mut worst = 0.0_f64;
+    let sizes = |case: &Case| {
+        let band = form.band.dims.iter();
+        let mut known = band.filter_map(|(symbol, band)| Some((band, *case.dims.get(symbol)?)));
+        known.all(|(band, size)| band.contains(size))
+    };
     for case in cases()
         .iter()
-        .filter(|case| case.structure == form.structure)
+        .filter(|case| case.structure == form.structure && sizes(case))
     {
         let mut case = if dtype == DType::Bf16 {
             as_bf16(case)
@@ -330,9 +336,26 @@ fn what_is_missing_is_named() {
     assert_eq!(code(&pack, "f32").as_deref(), Some("param_missing"));
 }
 
+/// What a form says of other sizes, before anything is bound.
+fn envelope(form: &str, sizes: &[(&str, u64)]) -> Option<String> {
+    let decl = Portable::description()
+        .form("linear_proj", form)
+        .cloned()
+        .expect("declared");
+    let shapes = ProbeShapes {
+        rows: vec![1],
+        dims: sizes.iter().map(|(s, n)| ((*s).to_string(), *n)).collect(),
+        ..ProbeShapes::default()
+    };
+    decl.admits(&shapes).err().map(|refused| refused.code)
+}
+
 #[test]
-fn b_465_four_bit_products_have_any_width_and_their_own_bias() {
-    for k in [64, 80, 4104 / 8, 19] {
+fn b_465_four_bit_products_take_whole_blocks_and_their_own_bias() {
+    let at = |k| envelope("nvfp4_dynamic", &[("N", 1024), ("K", k)]);
+    assert_eq!((at(4096), at(17408)), (None, None));
+    assert_eq!(at(4104).as_deref(), Some("envelope"));
+    for k in [64, 80] {
         let mut proj = linear_proj(&[2], k, 24, 9).remove(1);
         let form = Portable::description()
             .form("linear_proj", "nvfp4_dynamic")
@@ -347,4 +370,36 @@ fn b_465_four_bit_products_have_any_width_and_their_own_bias() {
         let failure = run("nvfp4_dynamic", &proj, false).expect_err("another length");
         assert_eq!(failure.code, "dims_inconsistent");
     }
+    for k in [72, 19, 8] {
+        let proj = linear_proj(&[2], k, 24, 9).remove(1);
+        let failure = run("nvfp4_dynamic", &proj, false).expect_err("no whole blocks");
+        assert_eq!(failure.code, "envelope", "K {k}");
+        assert!(failure.message.contains("K"), "{}", failure.message);
+    }
+}
+
+#[test]
+fn b_463_b_464_what_contradicts_itself_is_refused_at_bind() {
+    // A bias of another length, in every format that weighs in 8 or 4 bits.
+    for form in ["w8a16_static", "w4a16_static"] {
+        let mut proj = linear_proj(&[1], 96, 24, 3).remove(1);
+        assert!(run(form, &proj, false).is_ok(), "{form}");
+        let bias = proj.weights.iter_mut().find(|(name, _)| name == "b");
+        bias.expect("has one").1 = Some(Values::noise(&[25], 1, 1.0));
+        let failure = run(form, &proj, false).expect_err("another length");
+        assert_eq!(failure.code, "dims_inconsistent", "{form}");
+        assert!(failure.message.contains("24"), "{}", failure.message);
+    }
+    let ffn = decoder_ffn(&[1], 96, 64, 3).remove(0);
+    assert!(run("w4a16_static", &ffn, false).is_ok());
+    let mut narrow = ffn.clone();
+    let down = narrow.weights.iter_mut().find(|(name, _)| name == "w_down");
+    down.expect("has one").1 = Some(Values::noise(&[63, 96], 1, 1.0));
+    let failure = run("w4a16_static", &narrow, false).expect_err("another F");
+    assert_eq!(failure.code, "dims_inconsistent");
+    let mut foreign = ffn;
+    foreign.set("activation", "mish");
+    let failure = run("w4a16_static", &foreign, false).expect_err("nobody knows it");
+    assert_eq!(failure.code, "format_no_variant");
+    assert!(failure.message.contains("mish"), "{}", failure.message);
 }

@@ -40,6 +40,8 @@ pub enum Fault {
     Drifts,
     /// Every call changes the first value of its first input.
     WritesInput,
+    /// Declares that it serves at most eight rows, and does: nothing is wrong with it, it is of no use for prompts.
+    FewRows,
     /// Declares an architecture that this machine is not.
     WrongArch,
     /// Declares something that is no architecture.
@@ -103,6 +105,7 @@ impl Fault {
         Fault::DeclinesOdd,
         Fault::Drifts,
         Fault::WritesInput,
+        Fault::FewRows,
         Fault::WrongArch,
         Fault::MalformedArch,
         Fault::ApiMajor2,
@@ -146,6 +149,7 @@ impl Fault {
             Fault::DeclinesOdd => "declines_odd",
             Fault::Drifts => "drifts",
             Fault::WritesInput => "writes_input",
+            Fault::FewRows => "few_rows",
             Fault::WrongArch => "wrong_arch",
             Fault::MalformedArch => "malformed_arch",
             Fault::ApiMajor2 => "api_major_2",

@@ -72,6 +72,7 @@ impl Backend for Fixture {
                 };
                 d.archs = vec![other.into()];
             }
+            Fault::FewRows => d.forms.iter_mut().for_each(|f| f.band.rows = Some([1, 8])),
             Fault::MalformedArch => d.archs.push("some machine".into()),
             Fault::ApiMajor2 => d.api = "2.0.0".into(),
             Fault::ApiMinorNewer => d.api = "1.99.0".into(),

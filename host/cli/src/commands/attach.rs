@@ -69,19 +69,7 @@ pub fn run(args: &AttachArgs, cx: &Context<'_>) -> Result<u8, Failure> {
 
 /// Options nobody changed.
 pub fn default_options() -> Options {
-    Options {
-        scheme: "auto".into(),
-        workload: None,
-        percentile: structures::stats::DEFAULT_PERCENTILE,
-        structures: Vec::new(),
-        floors: Floors::default(),
-        min_speedup: structures::gates::DEFAULT_MIN_SPEEDUP,
-        schedule: Schedule::default(),
-        on_guard_fail: OnGuardFail::Fallback,
-        pins: Vec::new(),
-        all_positions: false,
-        adopt: None,
-    }
+    Options::default()
 }
 
 fn options(args: &AttachArgs) -> Result<Options, Failure> {
@@ -91,7 +79,12 @@ fn options(args: &AttachArgs) -> Result<Options, Failure> {
             "give a ratio such as 1.02; 0 accepts any speed",
         ));
     }
-    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    if args.strict && args.on_guard_fail == Some(GuardArg::Fallback) {
+        return Err(Failure::usage(
+            "--strict with --on-guard-fail fallback: one makes the first fallback an error, the other lets it be",
+            "give one of them",
+        ));
+    }
     Ok(Options {
         scheme: args.scheme.clone(),
         workload: args.workload.map(workload),
@@ -99,10 +92,10 @@ fn options(args: &AttachArgs) -> Result<Options, Failure> {
         structures: args.structures.clone(),
         floors: Floors::parse(args.floor.iter().map(String::as_str))?,
         min_speedup: args.min_speedup,
-        schedule: Schedule::new(count(args.rounds), count(args.iters))?,
+        schedule: Schedule::new(args.rounds, args.iters)?,
         on_guard_fail: match (args.strict, args.on_guard_fail) {
-            (true, _) | (_, GuardArg::Raise) => OnGuardFail::Raise,
-            (false, GuardArg::Fallback) => OnGuardFail::Fallback,
+            (true, _) | (_, Some(GuardArg::Raise)) => OnGuardFail::Raise,
+            (false, Some(GuardArg::Fallback) | None) => OnGuardFail::Fallback,
         },
         pins: pins(&args.pin)?,
         all_positions: args.all_positions,

@@ -9,7 +9,7 @@ use structures::stats::cache::{self, CacheKey, CalibrationCache, Stale};
 use structures::stats::Balance;
 use structures_loader::search::Environment;
 
-use super::{attach::default_options, load_samples, open_model, Context};
+use super::{load_samples, open_model, Context};
 use crate::args::CalibrateArgs;
 use crate::failure::Failure;
 use crate::progress::Bars;
@@ -21,9 +21,11 @@ pub fn run(args: &CalibrateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
     let host = cx.host()?;
     let model = open_model(&args.model)?;
     let samples = load_samples(&model, &args.samples)?;
-    let mut options = default_options();
-    options.scheme.clone_from(&args.scheme);
-    options.percentile = args.samples.percentile;
+    let options = Options {
+        scheme: args.scheme.clone(),
+        percentile: args.samples.percentile,
+        ..Options::default()
+    };
     let key = key(&host, &model, &samples, &options)?;
     let cache = Environment::capture()
         .cache_dir
@@ -43,7 +45,13 @@ pub fn run(args: &CalibrateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
             (stored.calibration, stored.activation_dtypes, name, true)
         }
         Err(stale) => {
-            tracing::info!("{stale}");
+            match (&stale, &cache) {
+                (Stale::Changed | Stale::Unreadable(_), Some(cache)) => {
+                    let file = cache.path(&key);
+                    tracing::warn!("{}: {stale}; measured again", file.display());
+                }
+                _ => tracing::info!("{stale}"),
+            }
             let progress = Bars::new(cx.global.quiet);
             let found = attach::calibrate(&host, &model, &samples, &options, &progress)?;
             progress.finish();
@@ -61,7 +69,8 @@ pub fn run(args: &CalibrateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
     spec.validate().map_err(structures::Error::from)?;
     let document = json!({
         "schema": 1, "model": model.name(), "scheme": scheme,
-        "precision_spec": spec, "calibration": calibration.note,
+        "precision_spec": spec, "statistics": calibration.statistics().map_err(structures::Error::from)?,
+        "calibration": calibration.note,
     });
     let text = format!("{document:#}\n");
     structures::fsio::write_atomic(&args.output, text.as_bytes())?;
@@ -74,7 +83,7 @@ pub fn run(args: &CalibrateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
     let note = &calibration.note;
     cx.out.line(&format!(
         "{} points from {} samples ({} held out, source {}) -> {}",
-        spec.activations.len(),
+        note.points,
         note.samples,
         samples.samples().len() - note.samples,
         note.source,
@@ -83,7 +92,7 @@ pub fn run(args: &CalibrateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
     if let Some(d) = &note.dispersion {
         cx.out.lines(&d.summary());
     }
-    if spec.activations.is_empty() {
+    if note.points == 0 {
         cx.out
             .line(&format!("scheme {} asks for no statistic", scheme));
     }

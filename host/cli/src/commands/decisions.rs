@@ -144,7 +144,7 @@ fn race(model: &str, args: &RecordArgs, cx: &Context<'_>) -> Result<u8, Failure>
     let mut store = store(cx);
     if let Some(why) = store.warning() {
         return Err(Failure::failed(
-            "io",
+            "decisions_invalid",
             why,
             "move the file away to start anew, or give another --decisions FILE",
         ));

@@ -1,16 +1,16 @@
 //! `generate`: greedy text through the host, a receipt's seats, or ungated swaps.
 
+use std::collections::BTreeMap;
+
 use serde_json::json;
-use structures::attach::auto_swaps;
+use structures::attach::{auto_swaps, Options, Swaps};
 use structures::judge::summary;
 use structures::ledger::LedgerSummary;
+use structures::receipt::RefusalNote;
 use structures::seat::OnGuardFail;
 use structures_models::generate;
 
-use super::{
-    attach::{adopt, default_options},
-    load_samples, open_model, pins, Context,
-};
+use super::{attach::adopt, load_samples, open_model, pins, Context};
 use crate::args::{GenerateArgs, SampleArgs};
 use crate::failure::Failure;
 use crate::progress::Bars;
@@ -22,6 +22,12 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         return Err(Failure::usage(
             "the prompt is empty: expected at least one character",
             "give --prompt TEXT",
+        ));
+    }
+    if args.scheme.is_none() && args.adopt.is_none() && args.samples != SampleArgs::default() {
+        return Err(Failure::usage(
+            "samples without --scheme: nothing is measured",
+            "give --scheme as well, or leave --samples, --percentile and --max-samples out",
         ));
     }
     let receipt = args
@@ -48,24 +54,18 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         }
         (None, Some(scheme)) => {
             let host = cx.host()?;
-            let mut options = default_options();
-            options.scheme.clone_from(scheme);
-            options.on_guard_fail = guard;
-            options.pins = pins(&args.pin)?;
-            options.adopt = wish;
-            let samples = load_samples(
-                &model,
-                &SampleArgs {
-                    samples: None,
-                    percentile: options.percentile,
-                    max_samples: None,
-                },
-            )?;
+            let options = Options {
+                scheme: scheme.clone(),
+                percentile: args.samples.percentile,
+                on_guard_fail: guard,
+                pins: pins(&args.pin)?,
+                adopt: wish,
+                ..Options::default()
+            };
+            let samples = load_samples(&model, &args.samples)?;
             say("warning: nothing is gated; `attach` judges, and `--receipt` replays its result");
             let swaps = auto_swaps(&host, &model, &samples, &options, &progress)?;
-            for r in &swaps.refused {
-                tracing::info!(path = %r.path, code = %r.code, "{}", r.reason);
-            }
+            unbound(&swaps);
             if let Some(adopted) = &swaps.adopted {
                 say(&adopted.summary());
             }
@@ -120,6 +120,24 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
     ));
     say(&ledger_line(seats.len(), &ledger));
     Ok(0)
+}
+
+/// What was not bound, by code: how often, and one reason of each.
+fn unbound(swaps: &Swaps) {
+    let mut codes: BTreeMap<&str, (usize, &RefusalNote)> = BTreeMap::new();
+    for r in swaps.refused.iter().chain(&swaps.kept) {
+        tracing::info!(path = %r.path, code = %r.code, "{}", r.reason);
+        codes.entry(&r.code).or_insert((0, r)).0 += 1;
+    }
+    if swaps.seats.is_empty() {
+        say("warning: nothing is bound; the host runs everything");
+    }
+    for (code, (n, r)) in codes {
+        say(&format!(
+            "not bound: {n} x {code}, such as {} `{}`: {}",
+            r.structure, r.path, r.reason
+        ));
+    }
 }
 
 fn ledger_line(seats: usize, l: &LedgerSummary) -> String {

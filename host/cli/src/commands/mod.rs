@@ -16,6 +16,7 @@ mod plugins;
 mod probe;
 mod receipts;
 
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
 use clap::CommandFactory;
@@ -221,15 +222,22 @@ pub fn open_model(model: &str) -> Result<Loaded, Failure> {
     Ok(loaded)
 }
 
-/// Samples for a model.
+/// Samples for a model. Its tokenizer is asked for when there is a text: token ids need none.
 pub fn load_samples(model: &Loaded, args: &SampleArgs) -> Result<Samples, Failure> {
-    let tokenizer = model.model.tokenizer()?;
-    let tokenize = |text: &str| tokenizer.encode(text, true).map_err(|e| e.to_string());
+    let tokenizer = OnceCell::new();
+    let tokenize = |text: &str| match tokenizer.get_or_init(|| model.model.tokenizer()) {
+        Ok(tokenizer) => tokenizer.encode(text, true).map_err(|e| e.to_string()),
+        Err(e) => Err(e.to_string()),
+    };
     let options = SampleOptions {
         max_samples: args.max_samples,
         vocabulary: u32::try_from(model.model.config().vocab_size).ok(),
     };
-    let samples = samples::load(args.samples.as_deref(), &tokenize, &options)?;
+    let loaded = samples::load(args.samples.as_deref(), &tokenize, &options);
+    if let Some(Err(e)) = tokenizer.into_inner() {
+        return Err(e.into());
+    }
+    let samples = loaded?;
     for note in samples.notes() {
         // What the built-in text leaves over is nobody's concern.
         if args.samples.is_some() {

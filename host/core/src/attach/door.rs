@@ -14,7 +14,7 @@ use structures_graph::ValueId;
 
 use super::{median, Choice, Decision, Options, Prepared, Wanted};
 use crate::error::Error;
-use crate::gates::{measure, OutputKind};
+use crate::gates::{measure, GateError, OutputKind};
 use crate::host::{Host, Loaded};
 use crate::observe::Watch;
 use crate::progress::Progress;
@@ -53,7 +53,7 @@ pub struct Certified {
     pub worst_cosine: f64,
     /// What it had to reach.
     pub floor: f64,
-    /// Samples it was measured on.
+    /// Samples it was measured on: those whose call the form served. Rows outside its band are the host's.
     pub samples: usize,
     /// Distinct numbers of rows the place saw, ascending.
     pub rows: Vec<u64>,
@@ -97,7 +97,7 @@ impl Handle<'_> {
     /// any. `floor` 0 skips the gate.
     ///
     /// # Errors
-    /// No seam of this structure there; no form that can be bound, with every reason; `explicit_parity` when the worst
+    /// A floor that is no number. No seam of this structure there; no form that can be bound, with every reason; `explicit_parity` when the worst
     /// cosine is below the floor.
     pub fn bind(
         &self,
@@ -108,6 +108,10 @@ impl Handle<'_> {
         floor: f64,
         progress: &dyn Progress,
     ) -> Result<Certified, Error> {
+        if !floor.is_finite() {
+            let text = format!("cosine={floor}");
+            return Err(GateError::BadFloor { text }.into());
+        }
         let options = Options {
             structures: vec![self.spec.name.clone()],
             // One structure at one place leaves the rest of the model as it is.
@@ -118,17 +122,16 @@ impl Handle<'_> {
         let site = self.site(&prepared, path)?;
         let (bound, choice) = bind_first(&prepared, site)?;
         let name = format!("{}:{}", choice.plugin, choice.form.name);
-        let worst = worst_cosine(&prepared, &bound.install, &bound.seat)?;
-        if floor > 0.0 && worst.is_none_or(|w| w < floor || w.is_nan()) {
+        let (worst, measured) = worst_cosine(&prepared, &bound.install, &bound.seat)?;
+        if floor != 0.0 && worst.is_none_or(|w| w < floor || w.is_nan()) {
             let worst = worst.map_or("not measurable: the form served no sample".into(), |w| {
                 format!("{w:.6}")
             });
             return Err(Error::refused(
                 "explicit_parity",
                 format!(
-                    "`{name}` at `{path}`: the worst cosine over {} samples is {worst}, {floor} is needed; boundary: span \
-                     `{}` of `{}`",
-                    prepared.judged.len(),
+                    "`{name}` at `{path}`: the worst cosine over {measured} samples is {worst}, {floor} is needed; boundary: \
+                     span `{}` of `{}`",
                     bound.note.span,
                     self.spec.name
                 ),
@@ -145,7 +148,7 @@ impl Handle<'_> {
             variant: bound.note.variant.clone(),
             worst_cosine: worst.unwrap_or(f64::NAN),
             floor,
-            samples: prepared.judged.len(),
+            samples: measured,
             rows,
             seat: bound.seat,
             install: bound.install,
@@ -228,16 +231,17 @@ fn bind_first<'p>(
     Err(Error::refused(code, message))
 }
 
-/// Runs the host on every judged sample and the form on what the host feeds the span. `None` when the form served no
-/// call, because all of them lay outside its band.
+/// Runs the host on every judged sample and the form on what the host feeds the span: the worst cosine, and how many
+/// samples it is over. `None` when the form served no call, because all of them lay outside its band.
 fn worst_cosine(
     prepared: &Prepared<'_>,
     install: &Install,
     seat: &Seat,
-) -> Result<Option<f64>, Error> {
+) -> Result<(Option<f64>, usize), Error> {
     let session = prepared.model.session();
     let plan = session.host_plan();
     let mut worst: Option<f64> = None;
+    let mut measured = 0;
     for tokens in &prepared.judged {
         let watched = install.inputs.iter().flatten().chain(&install.outputs);
         let mut watch = Watch::new(Collector::new(Wants::new()), []).content(watched.copied());
@@ -269,6 +273,7 @@ fn worst_cosine(
         let SpanOutcome::Done(made) = seat.run(&inputs)? else {
             continue;
         };
+        measured += 1;
         for (got, want) in made.iter().zip(&install.outputs) {
             let (got, want) = (flat(got)?, flat(&value(want)?)?);
             let shape = [got.len()];
@@ -280,7 +285,7 @@ fn worst_cosine(
             });
         }
     }
-    Ok(worst)
+    Ok((worst, measured))
 }
 
 fn flat(t: &Tensor) -> Result<Vec<f32>, Error> {

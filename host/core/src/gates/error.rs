@@ -45,6 +45,12 @@ pub enum GateError {
         /// What was given.
         text: String,
     },
+    /// Two bounds on one metric.
+    #[error("a floor on {name:?} twice; expected one bound a metric")]
+    RepeatedFloor {
+        /// The metric.
+        name: String,
+    },
     /// An output kind that does not exist.
     #[error("unknown output kind {found:?}; expected values or distribution")]
     UnknownKind {
@@ -68,7 +74,7 @@ impl GateError {
             Self::ShapeMismatch { .. } | Self::Empty { .. } => "dims_inconsistent",
             Self::UnknownMetric { .. } => "unknown_metric",
             Self::Unmeasured { .. } => "unmeasured_metric",
-            Self::BadFloor { .. } => "floor_invalid",
+            Self::BadFloor { .. } | Self::RepeatedFloor { .. } => "floor_invalid",
             Self::UnknownKind { .. } => "output_kind_unknown",
             Self::Schedule { .. } => "timing_invalid",
         }

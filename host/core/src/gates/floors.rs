@@ -68,7 +68,7 @@ impl Floors {
     /// From names and bounds.
     ///
     /// # Errors
-    /// A name without a bound, or a bound that is NaN.
+    /// A name without a bound, a name twice, or a bound that is NaN.
     pub fn new<'a>(bounds: impl IntoIterator<Item = (&'a str, f64)>) -> Result<Self, GateError> {
         let mut floors = IndexMap::new();
         for (name, bound) in bounds {
@@ -78,7 +78,11 @@ impl Floors {
                     text: format!("{name}={bound}"),
                 });
             }
-            floors.insert(name.to_string(), bound);
+            if floors.insert(name.to_string(), bound).is_some() {
+                return Err(GateError::RepeatedFloor {
+                    name: name.to_string(),
+                });
+            }
         }
         Ok(Self(floors))
     }
@@ -222,6 +226,15 @@ mod tests {
         }
         for text in ["cosine", "cosine=", "cosine=high", "=0.9", "cosine=nan"] {
             assert!(Floors::parse([text]).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn b_304_a_metric_has_one_bound() {
+        for twice in [["cosine=0.9", "cosine=0.99"], ["max_abs=1", " max_abs =1"]] {
+            let error = Floors::parse(twice).unwrap_err();
+            assert_eq!(error.code(), "floor_invalid");
+            assert!(error.to_string().contains("twice"), "{error}");
         }
     }
 

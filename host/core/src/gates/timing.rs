@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn b_305_b_190_the_median_ratio_decides_not_the_best_round() {
+    fn b_305_b_190_b_420_the_median_ratio_decides_not_the_best_round() {
         let (clock, calls) = (Hand::default(), Cell::new(0u64));
         let base = || {
             clock.pass(10);

@@ -2,7 +2,8 @@
 //!
 //! A file is found by the checkpoint's short hash and the length of a sample. It is used only when everything that a
 //! measurement depends on is what it was: format version, hash, length, and a digest over scheme, percentile, samples
-//! and specs that the caller computes. Anything else is measured again; that is never an error, but always said.
+//! and specs that the caller computes; and when its own digest says that it is what was stored. Anything else is
+//! measured again; that is never an error, but always said.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use crate::fsio::{write_atomic, WriteError};
 use crate::precision::{Descriptor, Numbers};
 
 /// Of the file; a reader of another version measures again.
-pub const CACHE_VERSION: u32 = 1;
+pub const CACHE_VERSION: u32 = 2;
 
 /// What a file is found by.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +64,8 @@ pub enum Stale {
     Missing,
     /// It does not parse.
     Unreadable(String),
+    /// It is not what was stored: its digest is another one, or gone.
+    Changed,
     /// It is about something else.
     Differs {
         /// `version`, `checkpoint`, `sequence` or `question`.
@@ -80,6 +83,7 @@ impl std::fmt::Display for Stale {
             Stale::Forced => write!(f, "measured again as asked"),
             Stale::Missing => write!(f, "no stored calibration"),
             Stale::Unreadable(why) => write!(f, "the stored calibration cannot be read: {why}"),
+            Stale::Changed => write!(f, "the stored calibration is not what was stored"),
             Stale::Differs {
                 what,
                 stored,
@@ -129,6 +133,9 @@ impl CalibrationCache {
             version.map_or("absent".into(), |v| v.to_string()),
             CACHE_VERSION.to_string(),
         )?;
+        if !crate::digest::verify(&json) {
+            return Err(Stale::Changed);
+        }
         let cached: Cached = serde_json::from_value(json).map_err(unreadable)?;
         differs(
             "checkpoint",
@@ -191,8 +198,9 @@ impl CalibrationCache {
             source,
         };
         std::fs::create_dir_all(&self.dir).map_err(failed)?;
-        let text = serde_json::to_string_pretty(&cached).map_err(|e| failed(e.into()))?;
-        write_atomic(&path, text.as_bytes())?;
+        let mut record = serde_json::to_value(&cached).map_err(|e| failed(e.into()))?;
+        crate::digest::seal(&mut record).map_err(|e| failed(std::io::Error::other(e)))?;
+        write_atomic(&path, format!("{record:#}\n").as_bytes())?;
         Ok(Some(path))
     }
 }
@@ -296,11 +304,14 @@ mod tests {
         ] {
             let mut other = stored.clone();
             other[field] = value;
+            crate::digest::seal(&mut other).unwrap();
             std::fs::write(&path, other.to_string()).unwrap();
             let stale = cache.load(&key(), false).unwrap_err();
             assert!(stale.to_string().contains(field), "{stale}");
         }
-        std::fs::write(&path, "{\"version\": 1}").unwrap();
+        let mut empty = serde_json::json!({ "version": CACHE_VERSION });
+        crate::digest::seal(&mut empty).unwrap();
+        std::fs::write(&path, empty.to_string()).unwrap();
         assert!(matches!(
             cache.load(&key(), false),
             Err(Stale::Unreadable(_))
@@ -310,6 +321,33 @@ mod tests {
             ..key()
         };
         assert_eq!(cache.load(&elsewhere, false), Err(Stale::Missing));
+    }
+
+    #[test]
+    fn b_073_a_file_changed_by_hand_is_not_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = CalibrationCache::new(dir.path());
+        cache.store(&key(), &measured(2.0), &dtypes(), 0.5).unwrap();
+        let path = cache.path(&key());
+        let stored: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let load = |change: &dyn Fn(&mut serde_json::Value)| {
+            let mut other = stored.clone();
+            change(&mut other);
+            std::fs::write(&path, other.to_string()).unwrap();
+            cache.load(&key(), false)
+        };
+        load(&|_| {}).unwrap();
+        for pointer in [
+            "/calibration/amax/a|x",
+            "/activation_scales/a|x",
+            "/samples",
+        ] {
+            let changed = load(&|r| *r.pointer_mut(pointer).unwrap() = serde_json::json!(3));
+            assert_eq!(changed, Err(Stale::Changed), "{pointer}");
+        }
+        let without = load(&|r| drop(r.as_object_mut().unwrap().remove("digest")));
+        assert_eq!(without, Err(Stale::Changed));
     }
 
     #[test]

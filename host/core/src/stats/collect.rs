@@ -9,6 +9,7 @@ use super::{
     CallContent, Content, Dispersion, Moment, Observation, Offender, SampleTable, Statistic,
     StatsError, CEILING_RATIO,
 };
+use crate::precision::PrecisionError;
 
 /// `path|point` -> what is wanted there.
 pub type Wants = BTreeMap<String, BTreeSet<Statistic>>;
@@ -114,11 +115,41 @@ impl Calibration {
         }
     }
 
+    /// What was measured, as a file holds it.
+    ///
+    /// # Errors
+    /// A value that is NaN or infinite: nothing can be made of it, and JSON cannot hold it.
+    pub fn statistics(&self) -> Result<Statistics, PrecisionError> {
+        if let Some(name) = self.note.non_finite.first() {
+            return Err(PrecisionError::Invalid {
+                name: name.clone(),
+                problem: "a statistic measured there is not finite".into(),
+            });
+        }
+        Ok(Statistics {
+            amax: self.amax.clone(),
+            channel_amax: self.channel_amax.clone(),
+            second_moment: self.second_moment.clone(),
+        })
+    }
+
     /// The FP8 scale of a point, rounded to what a kernel takes; `None` where there is no usable value.
     pub fn fp8_scale(&self, key: &str) -> Option<f32> {
         let amax = self.amax.get(key).filter(|a| a.is_finite())?;
         Some(fp8_scale(f64::from(*amax)) as f32)
     }
+}
+
+/// Reduced statistics as a file holds them: what a scheme asked for, key by key. `f32` and `f64` survive JSON.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Statistics {
+    /// Largest absolute value of a point.
+    pub amax: BTreeMap<String, f32>,
+    /// Largest absolute value of each of its channels.
+    pub channel_amax: BTreeMap<String, Vec<f32>>,
+    /// Mean square of each of its channels.
+    pub second_moment: BTreeMap<String, Vec<f64>>,
 }
 
 /// Measures while samples run. No tensor is kept.
@@ -214,11 +245,17 @@ impl Collector {
         Ok(())
     }
 
-    /// Closes a sample.
+    /// Closes a sample. On an error nothing of it is kept, by any statistic.
     ///
     /// # Errors
-    /// A sample that missed points of the first one.
+    /// A sample that missed points of the first one, or whose channels moved.
     pub fn end_sample(&mut self) -> Result<(), StatsError> {
+        let checked = self.amax.check_sample();
+        let checked = checked.and_then(|()| self.channels.check_sample());
+        if let Err(error) = checked.and_then(|()| self.moments.check_sample()) {
+            self.abort_sample();
+            return Err(error);
+        }
         self.amax.end_sample()?;
         self.channels.end_sample()?;
         self.moments.end_sample()?;
@@ -382,6 +419,58 @@ impl Stored {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whatever statistic a sample fails in, none of it is left behind, and the next sample is as if it had not been.
+    #[test]
+    fn b_067_a_sample_that_fails_at_its_end_leaves_no_row_in_any_table() {
+        let wants = |statistic| {
+            let scalar = ("a|x".to_string(), [Statistic::AmaxTensor].into());
+            Wants::from([scalar, ("b|y".to_string(), [statistic].into())])
+        };
+        for statistic in [Statistic::AmaxChannel, Statistic::SecondMomentChannel] {
+            let mut c = Collector::new(wants(statistic));
+            let mut sample = |x: f32, width: usize| {
+                c.observe("a|x", &[x], &[1, 1], "f32").unwrap();
+                c.observe("b|y", &vec![x; width], &[1, width], "f32")
+                    .unwrap();
+                c.end_sample()
+            };
+            sample(1.0, 2).unwrap();
+            // Its channels moved: amax alone would have been content with it.
+            assert_eq!(sample(9.0, 3).unwrap_err().code(), "samples_misaligned");
+            sample(2.0, 2).unwrap();
+            let done = c.finish(100.0, "text").unwrap();
+            assert_eq!(
+                (done.note.samples, done.amax["a|x"]),
+                (2, 2.0),
+                "{statistic:?}"
+            );
+            assert_eq!(done.observations["a|x"].rows.len(), 2);
+        }
+    }
+
+    #[test]
+    fn what_was_measured_survives_json() {
+        let mut c = Collector::new(Wants::from([(
+            "a|x".to_string(),
+            [Statistic::AmaxChannel, Statistic::SecondMomentChannel].into(),
+        )]));
+        let odd = [0.1_f32, 1.0 / 3.0, 16_777_217.0, f32::MIN_POSITIVE];
+        c.observe("a|x", &odd, &[1, 4], "f32").unwrap();
+        c.end_sample().unwrap();
+        let found = c.finish(99.9, "text").unwrap().statistics().unwrap();
+        assert_eq!(found.channel_amax["a|x"], odd);
+        let text = serde_json::to_string(&found).unwrap();
+        assert_eq!(serde_json::from_str::<Statistics>(&text).unwrap(), found);
+        let mut c = Collector::new(Wants::from([(
+            "a|x".to_string(),
+            [Statistic::AmaxChannel].into(),
+        )]));
+        c.observe("a|x", &[f32::NAN], &[1, 1], "f32").unwrap();
+        c.end_sample().unwrap();
+        let broken = c.finish(99.9, "text").unwrap().statistics().unwrap_err();
+        assert!(broken.to_string().contains("a|x"), "{broken}");
+    }
 
     fn wants(list: &[(&str, Statistic)]) -> Wants {
         let mut wants = Wants::new();

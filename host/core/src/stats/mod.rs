@@ -27,7 +27,7 @@ mod table;
 pub use balance::{balance, Balance, Balanced, RoundTo};
 pub use capture::{CallContent, Capture, Content};
 pub use ceilings::{scale_ceiling, Ceiling, Offender, CEILING_RATIO};
-pub use collect::{Calibration, CalibrationNote, Collector, Method, Wants};
+pub use collect::{Calibration, CalibrationNote, Collector, Method, Statistics, Wants};
 pub use dispersion::Dispersion;
 pub use error::StatsError;
 pub use observe::Observation;

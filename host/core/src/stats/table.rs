@@ -113,41 +113,48 @@ impl<T: Merge> SampleTable<T> {
         }
     }
 
-    /// Closes the current sample. On an error nothing of that sample is kept.
+    /// Whether the current sample may be closed. Changes nothing, so that several tables close together or not at all.
     ///
     /// # Errors
     /// A point of the first sample that this one did not reach, or whose channel count moved.
-    pub fn end_sample(&mut self) -> Result<(), StatsError> {
-        let mut open = std::mem::take(&mut self.open);
-        let sample = self.rows.len();
-        if sample == 0 {
-            let (points, row) = open.into_iter().unzip();
-            self.points = points;
-            self.rows.push(row);
+    pub fn check_sample(&self) -> Result<(), StatsError> {
+        let Some(first) = self.rows.first() else {
             return Ok(());
-        }
-        let mut row = Vec::with_capacity(self.points.len());
-        let mut missing = Vec::new();
-        for point in &self.points {
-            match open.remove(point) {
-                Some(value) => row.push(value),
-                None => missing.push(point.clone()),
-            }
-        }
+        };
+        let absent = |point: &&String| !self.open.contains_key(*point);
+        let mut missing: Vec<String> = self.points.iter().filter(absent).cloned().collect();
         if !missing.is_empty() {
             let missing_count = missing.len();
             missing.truncate(3);
             return Err(StatsError::Misaligned {
-                sample,
+                sample: self.rows.len(),
                 expected: self.points.len(),
                 found: self.points.len() - missing_count,
                 missing_count,
                 missing,
             });
         }
-        for ((point, first), value) in self.points.iter().zip(&self.rows[0]).zip(&row) {
-            same_width(first.width(), value.width(), point)?;
+        for (point, first) in self.points.iter().zip(first) {
+            same_width(first.width(), self.open[point].width(), point)?;
         }
+        Ok(())
+    }
+
+    /// Closes the current sample. On an error nothing of that sample is kept.
+    ///
+    /// # Errors
+    /// As [`Self::check_sample`].
+    pub fn end_sample(&mut self) -> Result<(), StatsError> {
+        let checked = self.check_sample();
+        let mut open = std::mem::take(&mut self.open);
+        checked?;
+        if self.rows.is_empty() {
+            let (points, row) = open.into_iter().unzip();
+            self.points = points;
+            self.rows.push(row);
+            return Ok(());
+        }
+        let row = self.points.iter().filter_map(|p| open.remove(p)).collect();
         self.late.extend(open.into_keys());
         self.rows.push(row);
         Ok(())

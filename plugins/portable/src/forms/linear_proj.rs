@@ -25,6 +25,7 @@ pub const LEAF: Leaf = Leaf {
         Format::Nvfp4Dynamic,
         Format::Nvfp4Balance,
     ],
+    blocked: &["K"],
     packed: true,
     points: &["x"],
     accepts: &["x"],
