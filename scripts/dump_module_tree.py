@@ -140,10 +140,16 @@ def from_hub(name):
     config = transformers.AutoConfig.from_pretrained(name)
     architecture = (config.architectures or [None])[0]
     cls = getattr(transformers, architecture or "", None)
-    with torch.device("meta"):
-        if cls is not None:
-            return cls(config)
-        return transformers.AutoModel.from_config(config)
+    dtype = getattr(config, "dtype", None)
+    before = torch.get_default_dtype()
+    # Parameters have the type that the configuration names, as when a checkpoint is loaded.
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            return cls(config) if cls is not None else transformers.AutoModel.from_config(config)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def main():

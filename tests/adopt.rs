@@ -414,6 +414,150 @@ fn b_248_it_is_reported_and_replayed_and_has_no_detach() {
 }
 
 #[test]
+fn b_246_a_slot_that_is_not_packed_leaves_its_siblings_packed() {
+    let portable = plugins(&["portable"]);
+    let host = host(portable.path());
+    let dir = tempfile::tempdir().unwrap();
+    // q and k in a format nobody adopts, v in one that is: what popular files look like.
+    let path = gguf(dir.path(), |tensor| match tensor.contains("attn_v") {
+        true => GgmlDType::Q8_0,
+        false => GgmlDType::Q5_0,
+    });
+    let model = Loaded::open(&path).unwrap();
+    let mut wish = options(Some(Wish::everything()));
+    wish.structures = vec!["qkv_pack".into()];
+    let swaps = auto_swaps(&host, &model, &samples(), &wish, &Silent).unwrap();
+    let adopted = swaps.adopted.unwrap();
+    assert_eq!((adopted.count, adopted.converted), (2, 0));
+    let (plain, packed) = (4 * (512 * 512 + 128 * 512), 128 * 512 / 32 * 34);
+    let most = 2 * (plain + packed);
+    assert!(
+        (most..most + 16_384).contains(&(adopted.packed_bytes as usize)),
+        "{} of {most}",
+        adopted.packed_bytes
+    );
+    let got = logits(&model, &swaps.plan);
+    assert!(close(&got, &logits(&model, &model.session().host_plan())));
+}
+
+#[test]
+fn b_246_what_does_not_hold_is_used_nowhere_and_the_receipt_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    compressed(dir.path());
+    let portable = plugins(&["portable"]);
+    let receipts = tempfile::tempdir().unwrap();
+    let (exit, receipt, log) = run(structures(portable.path())
+        .args([
+            "attach",
+            "--scheme",
+            "none",
+            "--adopt",
+            "--floor",
+            "kl_per_token=0",
+        ])
+        .args(["--rounds", "1", "--iters", "1", "--max-samples", "1"])
+        .arg("--receipt-dir")
+        .arg(receipts.path())
+        .arg(dir.path()));
+    // `none` asks for nothing, so that nothing active is no refusal of it; the adoption was.
+    assert_eq!(exit, 3, "{log}");
+    assert_eq!(
+        receipt["adopted"]["refused"]["code"], "floor_not_met",
+        "{receipt}"
+    );
+    assert_eq!(receipt["adopted"]["seats"], json!([]));
+    assert_eq!(receipt["adopted"]["packed_bytes"], 0);
+    let baseline = receipt["timing"]["baseline"].as_str().unwrap();
+    assert!(!baseline.contains("adopted"), "{baseline}");
+    let kept = receipt["kept_host"].as_array().unwrap();
+    assert!(kept.iter().all(|k| k["code"] != "owned_by"), "{kept:?}");
+    assert_eq!(std::fs::read_dir(receipts.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn b_246_a_decision_for_the_host_is_not_adopted_over() {
+    let dir = tempfile::tempdir().unwrap();
+    compressed(dir.path());
+    let model = Loaded::open(dir.path()).unwrap();
+    let portable = plugins(&["portable"]);
+    let mut host = host(portable.path());
+    let made = json!({"schema": 1, "decisions": [{
+        "device": structures::environment::cpu_name(), "structure": "decoder_ffn",
+        "rows": [1, 4096], "winner": "host",
+    }]});
+    let file = dir.path().join("decisions.json");
+    std::fs::write(&file, made.to_string()).unwrap();
+    host.decisions = structures::decisions::Store::open(&file);
+    assert_eq!(host.decisions.warning(), None);
+    let wish = options(Some(Wish::everything()));
+    let done = attach(&host, &model, &samples(), &wish, &Silent).unwrap();
+    let adopted = done.receipt.adopted.as_ref().unwrap();
+    assert!(adopted.seats.iter().all(|s| s.structure != "decoder_ffn"));
+    let kept = done
+        .receipt
+        .kept_host
+        .iter()
+        .filter(|k| k.structure == "decoder_ffn");
+    assert!(kept.clone().count() == 2 && kept.clone().all(|k| k.code == "decided_host"));
+    let refused = &done.receipt.refused;
+    assert!(refused
+        .iter()
+        .any(|r| r.stage == "adopt" && r.code == "decided_host"));
+    // What lost its operations to an adopted pack says so, not that quantisation is off.
+    let of_a_pack = |k: &&structures::receipt::RefusalNote| k.path.ends_with(".q_proj");
+    let q = done.receipt.kept_host.iter().find(of_a_pack).unwrap();
+    assert_eq!(q.code, "owned_by");
+    let baseline = &done.receipt.timing.baseline;
+    assert!(baseline.contains("adopted seats"), "{baseline}");
+}
+
+#[test]
+fn fault_a_receipt_sealed_again_that_contradicts_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    compressed(dir.path());
+    let model = Loaded::open(dir.path()).unwrap();
+    let portable = plugins(&["portable"]);
+    let host = host(portable.path());
+    let mut wish = options(Some(Wish::parse(&["nvfp4".into()]).unwrap()));
+    wish.scheme = "fp8_static".into();
+    wish.pins = vec![Pin::parse("qkv_pack=portable:fp8_static").unwrap()];
+    wish.structures = vec!["decoder_ffn".into(), "qkv_pack".into()];
+    let done = attach(&host, &model, &samples(), &wish, &Silent).unwrap();
+    assert!(!done.receipt.seats.is_empty(), "{:?}", done.receipt.units);
+    let value = serde_json::to_value(&done.receipt).unwrap();
+    let edits: [(&str, fn(&mut Json)); 4] = [
+        ("has no row", |r| r["plugins"] = json!([])),
+        ("is listed twice", |r| {
+            let again = r["seats"][0].clone();
+            r["seats"].as_array_mut().unwrap().push(again);
+        }),
+        ("says otherwise at", |r| {
+            let statistics = r["seats"][0]["statistics"].as_object_mut().unwrap();
+            for (_, values) in statistics.iter_mut() {
+                let amax = values[0].as_f64().unwrap();
+                *values = json!([amax * 100.0]);
+            }
+        }),
+        ("was taken as stored", |r| {
+            r["adopted"]["seats"][0]["packed"] = json!({});
+        }),
+    ];
+    for (named, edit) in edits {
+        let mut forged = value.clone();
+        edit(&mut forged);
+        structures::digest::seal(&mut forged).unwrap();
+        assert!(structures::digest::verify(&forged));
+        let forged = serde_json::from_value(forged).unwrap();
+        let mode = OnGuardFail::Fallback;
+        let no = replay(&host, &model, &forged, &[5, 9, 2, 7], mode)
+            .err()
+            .unwrap();
+        assert_eq!(no.code(), "receipt_mismatch", "{named}");
+        assert!(no.to_string().contains(named), "{named}: {no}");
+    }
+}
+
+#[test]
 fn b_248_the_program_prints_the_summary() {
     let dir = tempfile::tempdir().unwrap();
     compressed(dir.path());
@@ -440,4 +584,41 @@ fn b_248_the_program_prints_the_summary() {
         log.contains("relative L2 median 0.00e0, max 0.00e0"),
         "{log}"
     );
+}
+
+#[test]
+fn fault_packed_rows_changed_after_their_receipt() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = gguf(dir.path(), |_| GgmlDType::Q8_0);
+    let model = Loaded::open(&path).unwrap();
+    let portable = plugins(&["portable"]);
+    let host = host(portable.path());
+    let wish = options(Some(Wish::everything()));
+    let done = attach(&host, &model, &samples(), &wish, &Silent).unwrap();
+    let again = |model: &Loaded, receipt| {
+        replay(&host, model, receipt, &[5, 9, 2, 7], OnGuardFail::Fallback).map(|_| ())
+    };
+    again(&model, &done.receipt).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    // One bit of one code.
+    let mut bytes = whole.clone();
+    let at = bytes.len() - 40;
+    bytes[at] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let error = again(&Loaded::open(&path).unwrap(), &done.receipt).unwrap_err();
+    assert_eq!(error.code(), "receipt_mismatch");
+    assert!(error.to_string().contains("sha256"), "{error}");
+    // The same values in another format are not the rows it was bound with.
+    std::fs::write(&path, &whole).unwrap();
+    let mut other = done.receipt.clone();
+    let adopted = other.adopted.as_mut().unwrap();
+    for format in adopted.seats[0].packed.values_mut() {
+        *format = "q4_0".into();
+    }
+    let error = again(&model, &other).unwrap_err();
+    assert_eq!(error.code(), "receipt_mismatch");
+    assert!(error.to_string().contains("packed"), "{error}");
+    // Rows that end too early never get that far.
+    std::fs::write(&path, &whole[..whole.len() - 40]).unwrap();
+    assert!(Loaded::open(&path).is_err());
 }

@@ -229,6 +229,102 @@ fn b_178_auto_swaps_builds_without_judging_and_the_ledger_tells() {
 }
 
 #[test]
+fn b_123_too_little_memory_refuses_the_rest_with_numbers() {
+    let (_dir, mut host) = with(Fault::None);
+    let model = model();
+    host.free_memory = || Some(100 << 20);
+    let swaps = auto_swaps(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+    assert!(swaps.seats.is_empty());
+    assert!(!swaps.refused.is_empty());
+    for r in &swaps.refused {
+        assert_eq!(r.code, "insufficient_memory", "{r:?}");
+        assert!(
+            r.reason.contains("100 MiB") && r.reason.contains("512 MiB"),
+            "{r:?}"
+        );
+    }
+    let a = attach(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+    assert!(a.seats.is_empty() && a.plan.is_host());
+    // Exactly the headroom is enough, and so is a system that does not say.
+    for free in [|| Some(512 << 20), || None] {
+        host.free_memory = free;
+        let swaps = auto_swaps(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+        assert!(!swaps.seats.is_empty());
+    }
+}
+
+#[test]
+fn b_342_forms_are_tried_in_order_and_the_first_that_executes_serves() {
+    environment();
+    let dir = tempfile::tempdir().unwrap();
+    fixture_copy(dir.path(), Fault::Scaled, "alpha");
+    fixture_copy(dir.path(), Fault::None, "beta");
+    fixture_copy(dir.path(), Fault::None, "gamma");
+    let host = host(dir.path());
+    let model = model();
+    let a = attach(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+    assert!(!a.seats.is_empty());
+    assert!(a.receipt.seats.iter().all(|s| s.plugin == "beta"));
+    // What fell through is in the trail, and what came after the first success was not tried.
+    let outcomes: Vec<(&str, Option<&str>)> = a
+        .receipt
+        .units
+        .iter()
+        .map(|u| (u.plugin.as_str(), u.code.as_deref()))
+        .collect();
+    assert!(
+        outcomes.contains(&("alpha", Some("bind_parity"))),
+        "{outcomes:?}"
+    );
+    assert!(
+        outcomes.iter().all(|(plugin, _)| *plugin != "gamma"),
+        "{outcomes:?}"
+    );
+    // All fail: every rung is listed.
+    let dir = tempfile::tempdir().unwrap();
+    fixture_copy(dir.path(), Fault::Scaled, "alpha");
+    fixture_copy(dir.path(), Fault::Half, "beta");
+    let host = self::host(dir.path());
+    let error = host
+        .get("decoder_ffn")
+        .unwrap()
+        .bind(
+            &model,
+            MLP,
+            &samples(3),
+            &options("none"),
+            DEFAULT_FLOOR,
+            &Silent,
+        )
+        .map(|_| ())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("alpha:plain") && error.contains("beta:plain"),
+        "{error}"
+    );
+}
+
+#[test]
+fn b_360_a_library_is_loaded_once_however_often_it_is_found() {
+    let (dir, first) = with(Fault::None);
+    let second = host(dir.path());
+    let plugin = first.registry.plugin("fixture").unwrap();
+    assert_eq!(
+        plugin.sha256(),
+        second.registry.plugin("fixture").unwrap().sha256()
+    );
+    let object = format!("{}.so", plugin.sha256());
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    // The file's head is mapped once for each time it is loaded.
+    let heads = maps.lines().filter(|l| {
+        let offset = l.split_whitespace().nth(2);
+        l.ends_with(&object) && offset.is_some_and(|o| o.bytes().all(|b| b == b'0'))
+    });
+    assert_eq!(heads.count(), 1, "{object}");
+}
+
+#[test]
 fn b_186_b_194_nothing_to_attach_leaves_the_host_as_it_is() {
     environment();
     let empty = tempfile::tempdir().unwrap();

@@ -553,3 +553,50 @@ fn healthy_decision_for_the_host_keeps_it() {
     assert_eq!(done.receipt["units"], json!([]));
     assert_eq!(done.receipt["kept_host"][0]["code"], "decided_host");
 }
+
+#[test]
+fn b_310_a_refusal_carries_the_rows_of_its_own_seats() {
+    let plugins = structures_tests::plugins(&["portable"]);
+    let receipts = tempfile::tempdir().unwrap();
+    let (_, receipt, log) = structures_tests::json(
+        structures_tests::structures(plugins.path())
+            .args(["attach", "demo", "--scheme", "none", "--workload", "decode"])
+            .args(["--structures", "attention_core,linear_proj,qkv_pack"])
+            .args([
+                "--pin",
+                "attention_core=portable",
+                "--pin",
+                "qkv_pack=portable",
+            ])
+            .args([
+                "--min-speedup",
+                "1000",
+                "--rounds",
+                "1",
+                "--iters",
+                "1",
+                "--max-samples",
+                "2",
+            ])
+            .arg("--receipt-dir")
+            .arg(receipts.path()),
+    );
+    let units = receipt["units"].as_array().unwrap();
+    let reason = |name: &str| {
+        let unit = units.iter().find(|u| u["structure"] == name);
+        let unit = unit.unwrap_or_else(|| panic!("{name}: {log}"));
+        assert_eq!(unit["code"], "no_net_win", "{unit}");
+        unit["reason"].as_str().unwrap().to_string()
+    };
+    // A query of attention is not what a projection reads: its rows count heads as well.
+    let rows = |text: &str| {
+        text.split("; rows ")
+            .nth(1)
+            .unwrap()
+            .split(';')
+            .next()
+            .unwrap()
+            .to_string()
+    };
+    assert_ne!(rows(&reason("attention_core")), rows(&reason("qkv_pack")));
+}

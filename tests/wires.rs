@@ -418,6 +418,44 @@ fn b_147_a_wired_receipt_replays_bit_for_bit() {
     assert_eq!(error.map(|_| ()).unwrap_err().code(), "receipt_mismatch");
 }
 
+/// A pair is active because it was judged here, or because a receipt of such a judgement is replayed. Nothing else wires:
+/// not the door without a gate, not a scheme that asks for a wire in 4 bits that no form declares, and not a pair whose
+/// unit was judged and refused.
+#[test]
+fn b_146_b_150_a_pair_is_active_by_its_judgement_alone() {
+    let (_dir, host) = host();
+    let model = blocks::model(&[Block::Plain]);
+    let mut o = options("fp8_static");
+    let pins = ["norm_fused", "qkv_pack", "decoder_ffn"];
+    o.pins = pins
+        .iter()
+        .map(|s| Pin::parse(&format!("{s}=portable")).unwrap())
+        .collect();
+    let swaps =
+        structures::attach::auto_swaps(&host, &model, &samples(4, 12), &o, &Silent).unwrap();
+    assert!(swaps.seats.len() >= 4);
+    let installs = swaps.plan.installs();
+    assert!(installs.iter().all(|i| !i.name.starts_with("chain:")));
+    // Judged and refused: the trail has both numbers, and nobody is wired.
+    o.min_speedup = 1e6;
+    let a = attached(&host, &model, &o);
+    let unit = a
+        .receipt
+        .units
+        .iter()
+        .find(|u| u.name.starts_with("chain:"));
+    let unit = unit.unwrap();
+    assert_eq!(unit.code.as_deref(), Some("no_net_win"));
+    let latency = unit.latency.as_ref().unwrap();
+    assert!(latency.host_ms > 0.0 && latency.treated_ms > 0.0);
+    assert!(a.receipt.negotiated.iter().all(|w| !w.active));
+    assert!(a.seats.is_empty() && a.plan.is_host());
+    // The wire in 4 bits is asked for by one scheme, and declared by no form.
+    let a = attached(&host, &model, &options("nvfp4_balance_wire"));
+    assert!(a.receipt.negotiated.is_empty());
+    assert!(seat_keys(&a, true).is_empty());
+}
+
 #[derive(Default)]
 struct Stages(Mutex<Vec<String>>);
 

@@ -116,7 +116,8 @@ pub struct FormDecl {
     /// Whether calls of one instance may overlap.
     #[serde(default)]
     pub concurrent: bool,
-    /// Order of choice among forms of one structure and format, across plugins: higher first, then the plugin's id.
+    /// Order of choice among forms of one structure and format, across plugins: higher first, then the plugin's id,
+    /// then [`FormDecl::precision_rank`], then the name.
     /// A form is judged before it lives, so a boast costs its author a refusal, nothing more.
     #[serde(default)]
     pub priority: i32,

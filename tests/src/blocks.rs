@@ -41,12 +41,12 @@ pub enum Block {
     Unowned,
 }
 
-struct Weave {
-    b: GraphBuilder,
-    modules: Vec<Module>,
+pub(crate) struct Weave {
+    pub(crate) b: GraphBuilder,
+    pub(crate) modules: Vec<Module>,
 }
 
-fn dims(tail: &[usize]) -> Vec<Dim> {
+pub(crate) fn dims(tail: &[usize]) -> Vec<Dim> {
     let sizes = tail.iter().map(|n| Dim::Size(*n));
     ["B", "T"]
         .into_iter()
@@ -56,7 +56,12 @@ fn dims(tail: &[usize]) -> Vec<Dim> {
 }
 
 impl Weave {
-    fn module(&mut self, path: &str, kind: ModuleKind, params: &[(&str, &[usize])]) -> &mut Module {
+    pub(crate) fn module(
+        &mut self,
+        path: &str,
+        kind: ModuleKind,
+        params: &[(&str, &[usize])],
+    ) -> &mut Module {
         let info = |dims: &[usize]| ParamInfo {
             dims: dims.to_vec(),
             dtype: "f32".into(),
@@ -73,7 +78,7 @@ impl Weave {
         self.modules.last_mut().expect("just pushed")
     }
 
-    fn param(&mut self, path: &str, name: &str, dims: &[usize]) -> ValueId {
+    pub(crate) fn param(&mut self, path: &str, name: &str, dims: &[usize]) -> ValueId {
         let layout = if dims.len() == 2 {
             Layout::OutIn
         } else {
@@ -87,7 +92,7 @@ impl Weave {
         self.b.param(param, dims, layout)
     }
 
-    fn op(
+    pub(crate) fn op(
         &mut self,
         kind: OpKind,
         at: &str,
@@ -116,7 +121,7 @@ impl Weave {
         self.op(OpKind::LayerNorm, at, "out", &[x, w, b], &eps, dims(&[D]))
     }
 
-    fn linear(&mut self, at: &str, x: ValueId, k: usize, n: usize) -> ValueId {
+    pub(crate) fn linear(&mut self, at: &str, x: ValueId, k: usize, n: usize) -> ValueId {
         let m = self.module(at, ModuleKind::Linear, &[("weight", &[n, k])]);
         m.absent_params.push("bias".into());
         m.attrs.insert("in_features".into(), Scalar::Int(k as i64));
@@ -125,7 +130,7 @@ impl Weave {
         self.op(OpKind::Linear, at, "out", &[x, w], &[], dims(&[n]))
     }
 
-    fn reshape(&mut self, at: &str, label: &str, x: ValueId, to: Vec<Dim>) -> ValueId {
+    pub(crate) fn reshape(&mut self, at: &str, label: &str, x: ValueId, to: Vec<Dim>) -> ValueId {
         let list = to.iter().map(|d| match d {
             Dim::Size(n) => AttrValue::Int(*n as i64),
             Dim::Symbol(s) => AttrValue::Word(s.clone()),
@@ -165,8 +170,49 @@ impl Weave {
         )
     }
 
-    fn add(&mut self, at: &str, label: &str, a: ValueId, b: ValueId) -> ValueId {
+    pub(crate) fn add(&mut self, at: &str, label: &str, a: ValueId, b: ValueId) -> ValueId {
         self.op(OpKind::Add, at, label, &[a, b], &[], dims(&[D]))
+    }
+
+    /// Attention over what was read so far; queries from one tensor, keys and values from another or the same.
+    pub(crate) fn attention(&mut self, attn: &str, read: ValueId, far: ValueId) -> ValueId {
+        let q = self.linear(&format!("{attn}.q_proj"), read, D, HEADS * HD);
+        let k = self.linear(&format!("{attn}.k_proj"), far, D, KV * HD);
+        let v = self.linear(&format!("{attn}.v_proj"), far, D, KV * HD);
+        let q = self.heads_first(attn, "q", q, HEADS);
+        let k = self.heads_first(attn, "k", k, KV);
+        let v = self.heads_first(attn, "v", v, KV);
+        let (k, v) = (self.append(attn, "k", k), self.append(attn, "v", v));
+        let causal = [("causal", AttrValue::Flag(true))];
+        let out = self.op(
+            OpKind::Attention,
+            attn,
+            "attention",
+            &[q, k, v],
+            &causal,
+            dims(&[HEADS, HD]),
+        );
+        let out = self.reshape(attn, "merged", out, dims(&[HEADS * HD]));
+        self.linear(&format!("{attn}.o_proj"), out, HEADS * HD, D)
+    }
+
+    /// A gated feed-forward.
+    pub(crate) fn ffn(&mut self, mlp: &str, normed: ValueId) -> ValueId {
+        let m = self.module(mlp, ModuleKind::Other, &[]);
+        m.attrs.insert("act_fn".into(), Scalar::Word("silu".into()));
+        let g = self.linear(&format!("{mlp}.gate_proj"), normed, D, F);
+        let u = self.linear(&format!("{mlp}.up_proj"), normed, D, F);
+        let silu = [("kind", AttrValue::Word("silu".into()))];
+        let a = self.op(
+            OpKind::Act,
+            &format!("{mlp}.act_fn"),
+            "out",
+            &[g],
+            &silu,
+            dims(&[F]),
+        );
+        let a = self.op(OpKind::Mul, mlp, "gated", &[a, u], &[], dims(&[F]));
+        self.linear(&format!("{mlp}.down_proj"), a, F, D)
     }
 
     fn block(&mut self, at: &str, kind: Block, x: ValueId, tables: [ValueId; 2]) -> ValueId {
@@ -195,47 +241,15 @@ impl Weave {
             _ => normed,
         };
         self.module(&attn, ModuleKind::Other, &[]);
-        let q = self.linear(&format!("{attn}.q_proj"), read, D, HEADS * HD);
         let far = if kind == Block::QueryOnly { x } else { read };
-        let k = self.linear(&format!("{attn}.k_proj"), far, D, KV * HD);
-        let v = self.linear(&format!("{attn}.v_proj"), far, D, KV * HD);
-        let q = self.heads_first(&attn, "q", q, HEADS);
-        let k = self.heads_first(&attn, "k", k, KV);
-        let v = self.heads_first(&attn, "v", v, KV);
-        let (k, v) = (self.append(&attn, "k", k), self.append(&attn, "v", v));
-        let causal = [("causal", AttrValue::Flag(true))];
-        let out = self.op(
-            OpKind::Attention,
-            &attn,
-            "attention",
-            &[q, k, v],
-            &causal,
-            dims(&[HEADS, HD]),
-        );
-        let out = self.reshape(&attn, "merged", out, dims(&[HEADS * HD]));
-        let out = self.linear(&format!("{attn}.o_proj"), out, HEADS * HD, D);
+        let out = self.attention(&attn, read, far);
         let residual = match kind {
             Block::SecondReader => self.add(at, "twice", x, normed),
             _ => x,
         };
         let x = self.add(at, "attended", residual, out);
         let normed = self.norm(&format!("{at}.post_attention_layernorm"), x);
-        let mlp = format!("{at}.mlp");
-        let m = self.module(&mlp, ModuleKind::Other, &[]);
-        m.attrs.insert("act_fn".into(), Scalar::Word("silu".into()));
-        let g = self.linear(&format!("{mlp}.gate_proj"), normed, D, F);
-        let u = self.linear(&format!("{mlp}.up_proj"), normed, D, F);
-        let silu = [("kind", AttrValue::Word("silu".into()))];
-        let a = self.op(
-            OpKind::Act,
-            &format!("{mlp}.act_fn"),
-            "out",
-            &[g],
-            &silu,
-            dims(&[F]),
-        );
-        let a = self.op(OpKind::Mul, &mlp, "gated", &[a, u], &[], dims(&[F]));
-        let y = self.linear(&format!("{mlp}.down_proj"), a, F, D);
+        let y = self.ffn(&format!("{at}.mlp"), normed);
         if kind == Block::Unowned {
             let fifth = format!("{at}.post_feedforward_layernorm");
             let y = self.norm(&fifth, y);
@@ -285,7 +299,7 @@ pub fn blocks(kinds: &[Block]) -> (ModuleTree, Graph) {
 }
 
 /// Weights by name, the same in every run.
-struct Seeded(Graph);
+pub(crate) struct Seeded(pub(crate) Graph);
 
 impl ParamSource for Seeded {
     fn tensor(&self, param: &ParamRef) -> Result<Tensor, GraphError> {
@@ -308,11 +322,18 @@ impl ParamSource for Seeded {
             .to_string()
             .bytes()
             .fold(17, |s, b| s.wrapping_mul(31).wrapping_add(u32::from(b)));
-        let norm = param.path.contains("norm");
+        // A conditioned norm holds a projection, which is none.
+        let norm = param.path.contains("norm") && !param.path.ends_with("dense");
         let (mean, spread) = match (norm, param.name.as_str()) {
             (true, "weight") => (1.0, 0.2),
             (true, _) => (0.0, 0.1),
             _ if param.path == "embed" => (0.0, 1.0),
+            // A counter, and what turns its steps into conditionings that differ.
+            _ if param.path == "clock" => (1.0, 0.0),
+            _ if param.path.starts_with("timestep") => match param.name.as_str() {
+                "weight" => (0.0, 0.06),
+                _ => (0.0, 1.0),
+            },
             _ => (0.0, 0.08),
         };
         let data: Vec<f32> = (0..shape.iter().product())
@@ -340,6 +361,11 @@ impl ParamSource for Seeded {
 /// A loaded model of these blocks.
 pub fn model(kinds: &[Block]) -> Loaded {
     let (tree, graph) = blocks(kinds);
+    loaded(tree, graph)
+}
+
+/// A tree and a graph with weights from the seed, as a loaded model.
+pub(crate) fn loaded(tree: ModuleTree, graph: Graph) -> Loaded {
     structures_graph::check(&graph).unwrap();
     let mut loaded = Loaded::open(&crate::demo()).unwrap();
     let graph = Arc::new(graph);

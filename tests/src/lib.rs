@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 pub mod blocks;
+pub mod steps;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,5 +1,5 @@
 //! Tasks of the repository: `cargo xtask demo`, `cargo xtask test`, `cargo xtask fuzz`, `cargo xtask header`,
-//! `cargo xtask fetch-model NAME`, `cargo xtask check-cuda`, `cargo xtask package NAME`.
+//! `cargo xtask fetch-model NAME`, `cargo xtask check-cuda`, `cargo xtask roofline`, `cargo xtask package NAME`.
 //!
 //! Everything a newcomer needs beyond a Rust toolchain and a C compiler is done here or said to be missing with the
 //! reason. A step that cannot run is printed as skipped, never silently left out.
@@ -10,6 +10,7 @@ mod fetch;
 mod fuzz;
 mod header;
 mod package;
+mod roofline;
 mod run;
 mod test;
 
@@ -59,6 +60,12 @@ const TASKS: &[Task] = &[
         usage: "check-cuda [--nvrtc PATH] [--require]",
         about: "compile the GPU kernels for every declared architecture; registers, shared memory, spills",
         run: check_cuda::run,
+    },
+    Task {
+        name: "roofline",
+        usage: "roofline [FORMAT...]",
+        about: "measure bandwidth and peaks, and each x86 kernel's share of them",
+        run: roofline::run,
     },
     Task {
         name: "package",

@@ -123,6 +123,8 @@ pub enum Command {
     },
     /// Generate text, greedily.
     Generate(GenerateArgs),
+    /// What a scheme costs in quality on text, beside the host's own.
+    Perplexity(PerplexityArgs),
     /// Write a backend to start from: it builds, has its own tests, and does what it declares.
     NewPlugin(NewPluginArgs),
     /// Validate a plugin, for its author: every check in a process of its own.
@@ -509,4 +511,31 @@ pub struct GenerateArgs {
     /// The first fallback is an error.
     #[arg(long)]
     pub strict: bool,
+}
+
+/// `perplexity`
+#[derive(Args, Debug)]
+pub struct PerplexityArgs {
+    /// A checkpoint directory, a .gguf file, or `demo`.
+    pub model: String,
+    /// Which samples.
+    #[command(flatten)]
+    pub samples: SampleArgs,
+    /// Bind by this scheme without a gate; without one the host alone is measured.
+    #[arg(long)]
+    pub scheme: Option<String>,
+    /// Each sample in one call, or token by token; default: prefill.
+    #[arg(long, value_enum)]
+    pub workload: Option<WorkloadArg>,
+    /// Take only this form for a structure (repeatable), `STRUCTURE=PLUGIN[:FORM][@DEVICE]`.
+    #[arg(
+        long,
+        value_name = "STRUCTURE=PLUGIN[:FORM][@DEVICE]",
+        requires = "scheme"
+    )]
+    pub pin: Vec<String>,
+    /// Take packed weights over as the checkpoint stores them, before anything else; of these formats, or all.
+    #[arg(long, value_name = "FORMAT,...", num_args = 0..=1, require_equals = true,
+        default_missing_value = "all", value_delimiter = ',')]
+    pub adopt: Option<Vec<String>>,
 }

@@ -88,7 +88,7 @@ pub struct Adopted {
     pub formats: BTreeMap<String, usize>,
     /// Number of weights.
     pub count: usize,
-    /// Of those, how many a form packed again.
+    /// Of those, how many a form packed again or unpacked.
     pub converted: usize,
     /// Median of the weights' relative L2 against the checkpoint's own values.
     pub median_relative_l2: f64,
@@ -102,10 +102,22 @@ pub struct Adopted {
     pub band: String,
     /// Bytes of rows the forms hold.
     pub packed_bytes: u64,
+    /// Why none of it is used; `seats` is empty then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<NotAdopted>,
     /// Always false: what a load did is undone by loading again.
     pub detachable: bool,
     /// Everything needed to bind the same seats again.
     pub seats: Vec<SeatNote>,
+}
+
+/// Why what could be bound is not used all the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotAdopted {
+    /// Code of the gate.
+    pub code: String,
+    /// For people.
+    pub reason: String,
 }
 
 /// One weight.
@@ -123,9 +135,10 @@ pub struct Layer {
     pub format: String,
     /// `PLUGIN:FORM`.
     pub form: String,
-    /// Whether the form packed it again.
+    /// Whether the form packed it again, or holds more bytes than the rows have.
     pub converted: bool,
-    /// Relative L2 of what the form multiplies with, against the checkpoint's own values.
+    /// Relative L2 of what the conversion makes of it, against the checkpoint's own values: 0 where the rows are taken
+    /// as they are. How the form computes with it is bind parity's business.
     pub relative_l2: f64,
 }
 
@@ -153,6 +166,7 @@ impl Adopted {
             metrics: Metrics::default(),
             band: "unknown".into(),
             packed_bytes,
+            refused: None,
             detachable: false,
             seats,
         }
@@ -165,6 +179,15 @@ impl Adopted {
             .iter()
             .map(|(format, n)| format!("{n} {format}"))
             .collect();
+        if let Some(no) = &self.refused {
+            return format!(
+                "adopted nothing of {} weights ({}): {}: {}",
+                self.count,
+                formats.join(", "),
+                no.code,
+                no.reason
+            );
+        }
         format!(
             "adopted at load time: {} weights ({}) in {} seats, {:.1} MB; {} packed again; relative L2 median {:.2e}, \
              max {:.2e}; no detach",

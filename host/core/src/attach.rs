@@ -5,6 +5,7 @@
 
 mod adjudicate;
 mod adopt;
+mod compose;
 mod door;
 mod wires;
 
@@ -18,8 +19,9 @@ use structures_plugin_api::formats::BlockFormat;
 use structures_seams::{resolve_ownership, Claim};
 
 use crate::adopt::{Adopted, Blocks, Wish};
-use crate::bind::{installs, Bench, Bound, NotBound};
-use crate::choose::{order_decided, qualify, row_note, Choice, Pin, Wanted};
+use crate::bind::{brokers, installs, Bench, Bound, NotBound};
+use crate::choose::{order_decided, qualify, Choice, Pin, Wanted};
+use crate::compose::{self as composing, BlockNote};
 use crate::decisions::{self, Resolved};
 use crate::digest;
 use crate::environment::cpu_name;
@@ -27,7 +29,7 @@ use crate::error::Error;
 use crate::gates::{Floors, OutputKind, Schedule};
 use crate::host::{Host, Loaded};
 use crate::judge::{summary, Judge};
-use crate::observe::Watch;
+use crate::observe::{Conditionings, Watch};
 use crate::precision::{self, Descriptor, PrecisionSpec};
 use crate::progress::Progress;
 use crate::receipt::{
@@ -38,7 +40,8 @@ use crate::samples::Samples;
 use crate::schemes::{self, Decision, SchemeRecord, Selected};
 use crate::seat::{OnGuardFail, Seat, SeatReport};
 use crate::sites::{Site, Survey};
-use crate::stats::{self, Calibration, Collector};
+use crate::stats::{self, Calibration, CallContent, Collector, Content};
+use crate::steps::{self, BrokerNote};
 use crate::workload::{Runner, Scores, Workload};
 
 pub use adjudicate::{adjudicate, Adjudication};
@@ -175,7 +178,12 @@ pub struct Swaps {
     pub refused: Vec<RefusalNote>,
     /// What was taken over at load time; its seats come first in `seats`.
     pub adopted: Option<Adopted>,
+    /// Whether scales were fitted: then only the samples that are judged are held out.
+    pub fitted: bool,
 }
+
+/// Code of a seam that a recorded decision leaves with the host.
+const DECIDED_HOST: &str = "decided_host";
 
 /// Binds without judging: the caller owns the gate and must read the ledger.
 pub fn auto_swaps(
@@ -186,6 +194,7 @@ pub fn auto_swaps(
     progress: &dyn Progress,
 ) -> Result<Swaps, Error> {
     let mut prepared = Prepared::new(host, model, samples, options, progress)?;
+    prepared.settle_adopted();
     let mut taken: Vec<Bound> = Vec::new();
     let mut alive: BTreeSet<usize> = prepared.eligible().collect();
     progress.stage("bind", alive.len());
@@ -216,6 +225,7 @@ pub fn auto_swaps(
             taken.extend(bound);
         }
     }
+    brokers(&taken);
     let plan = prepared.plan(installs(&taken))?;
     let all = prepared.adopted.iter().chain(&taken);
     let seats = all.map(|b| b.seat.clone()).collect();
@@ -224,6 +234,7 @@ pub fn auto_swaps(
         seats,
         refused: prepared.refused,
         adopted: prepared.adoption,
+        fitted: prepared.calibration.note.samples > 0,
     })
 }
 
@@ -288,6 +299,12 @@ struct Prepared<'a> {
     adoption: Option<Adopted>,
     /// Wires that were bound.
     negotiated: Vec<WireNote>,
+    /// Brokers that were formed.
+    brokers: Vec<BrokerNote>,
+    /// Blocks that were composed.
+    composed: Vec<BlockNote>,
+    /// What was done, in order.
+    stages: Vec<&'static str>,
 }
 
 impl<'a> Prepared<'a> {
@@ -315,7 +332,11 @@ impl<'a> Prepared<'a> {
         let survey = host.survey(model, &options.structures)?;
         let mut seams: Vec<schemes::Seam> =
             survey.sites.iter().map(|s| scheme_seam(host, s)).collect();
-        let scheme_plan = schemes::plan(selected.scheme.as_ref(), &seams)?;
+        let mut scheme_plan = schemes::plan(selected.scheme.as_ref(), &seams)?;
+        let conditionings = conditionings(&survey);
+        scheme_plan
+            .contents
+            .extend(conditionings.iter().map(|(key, _)| key.clone()));
         // Known before a sample is spent, and recorded then.
         let refused = scheme_plan
             .undelivered_forms(selected.scheme.as_ref(), &seams)
@@ -369,6 +390,14 @@ impl<'a> Prepared<'a> {
             workload,
             options.all_positions,
         )?;
+        calibration.contents.extend(observe_steps(
+            &runner,
+            &plan,
+            &conditionings,
+            samples,
+            workload,
+            options.all_positions,
+        )?);
         // A judged sample that was fitted too says nothing about others, however it got there.
         let seen = judged
             .iter()
@@ -398,7 +427,7 @@ impl<'a> Prepared<'a> {
                 .lookup(&device, &seam.structure, median(&seam.rows));
             if let (Some(d), false) = (decided.filter(|d| d.winner == decisions::HOST), pinned) {
                 *decision = Decision::Keep {
-                    code: "decided_host".into(),
+                    code: DECIDED_HOST.into(),
                     reason: format!("recorded for {} rows on {device}: the host", d.band()),
                 };
             }
@@ -437,12 +466,22 @@ impl<'a> Prepared<'a> {
             adopted: Vec::new(),
             adoption: None,
             negotiated: Vec::new(),
+            brokers: Vec::new(),
+            composed: Vec::new(),
+            stages: vec!["discover", "locate", "calibrate", "scheme"],
         };
         if let Some(wish) = &options.adopt {
             progress.stage("adopt", 0);
             prepared.adopt(wish)?;
         }
         Ok(prepared)
+    }
+
+    /// Records a stage when it is first done.
+    fn did(&mut self, stage: &'static str) {
+        if !self.stages.contains(&stage) {
+            self.stages.push(stage);
+        }
     }
 
     /// Records a refusal, unless the plan already told the same of this form here.
@@ -646,30 +685,15 @@ impl<'a> Prepared<'a> {
             let reason = format!("`{owner}` keeps an operation of span `{name}`");
             return not(blank("owned_by", reason));
         }
-        let form = scheme_form(choice);
-        if let Some(reason) = self.scheme_plan.undelivered(&self.seams[site], &form) {
-            return not(blank("statistic_unmeasurable", reason));
+        if let Err(reason) = self.host.check_memory() {
+            return not(blank("insufficient_memory", reason));
         }
-        if let Some(dtype) = &choice.form.rounds {
-            if !self.selected.scheme.allows_rounding(dtype) {
-                let scheme = self.selected.scheme.name();
-                let reason =
-                    format!("the form rounds to {dtype}, which scheme {scheme} does not allow");
-                return not(blank("rounds_not_allowed", reason));
-            }
+        if let Err((code, reason)) = self.scheme_admits(site, choice) {
+            return not(blank(code, reason));
         }
         let scheme = match &self.decisions[site] {
-            Decision::Route { params, .. } => {
-                if let Some(reason) = schemes::unserved(params, &form) {
-                    return not(blank("format_no_variant", reason));
-                }
-                params.clone().into_iter().collect()
-            }
+            Decision::Route { params, .. } => params.clone().into_iter().collect(),
             _ => BTreeMap::new(),
-        };
-        let Some(plugin) = self.host.registry.plugin(choice.plugin) else {
-            let reason = format!("plugin `{}` is not loaded", choice.plugin);
-            return not(blank("plugin_unknown", reason));
         };
         let bench = Bench {
             session: self.model.session(),
@@ -679,7 +703,41 @@ impl<'a> Prepared<'a> {
             scheme: &scheme,
             blocks: &Blocks::new(),
         };
+        if choice.is_own() {
+            return bench.bind_table(s, span, choice, rows);
+        }
+        let Some(plugin) = self.host.registry.plugin(choice.plugin) else {
+            let reason = format!("plugin `{}` is not loaded", choice.plugin);
+            return not(blank("plugin_unknown", reason));
+        };
         bench.bind(s, span, choice, plugin, rows)
+    }
+
+    /// Whether the scheme delivers what a form needs at a site and allows what it does there.
+    fn scheme_admits(
+        &self,
+        site: usize,
+        choice: &Choice<'_>,
+    ) -> Result<(), (&'static str, String)> {
+        let form = scheme_form(choice);
+        if let Some(reason) = self.scheme_plan.undelivered(&self.seams[site], &form) {
+            return Err(("statistic_unmeasurable", reason));
+        }
+        if let Some(dtype) = &choice.form.rounds {
+            if !self.selected.scheme.allows_rounding(dtype) {
+                let scheme = self.selected.scheme.name();
+                let reason =
+                    format!("the form rounds to {dtype}, which scheme {scheme} does not allow");
+                return Err(("rounds_not_allowed", reason));
+            }
+        }
+        match &self.decisions[site] {
+            Decision::Route { params, .. } => match schemes::unserved(params, &form) {
+                Some(reason) => Err(("format_no_variant", reason)),
+                None => Ok(()),
+            },
+            _ => Ok(()),
+        }
     }
 
     /// The host's rows for every judged sample, and again for the first: they must be the same bits, or nothing can
@@ -725,7 +783,6 @@ impl<'a> Prepared<'a> {
             min_speedup: self.options.min_speedup,
             schedule: self.options.schedule,
             judged_on: self.judged_on(),
-            row_note: row_note(self.seams.first().map_or(&[], |s| s.rows.as_slice())),
             progress,
         }
     }
@@ -737,12 +794,15 @@ impl<'a> Prepared<'a> {
             let reference = self.control(&plain, progress)?;
             let judge = self.bench(&judged, plain, reference, progress);
             self.adopted_parity(&judge)?;
+            self.settle_adopted();
         }
         let reference = self.control(&self.plan(Vec::new())?, progress)?;
         let judge = self.bench(&judged, self.plan(Vec::new())?, reference, progress);
         let mut active: Vec<Bound> = Vec::new();
         let mut units: Vec<UnitNote> = Vec::new();
         let mut alive: BTreeSet<usize> = self.eligible().collect();
+        self.did("ownership");
+        self.did("wires");
         progress.stage("wires", 0);
         active.extend(self.wires(&judge, &mut alive, &mut units)?);
         let mut lost: Vec<(usize, String)>;
@@ -770,6 +830,7 @@ impl<'a> Prepared<'a> {
             });
             active.extend(self.structure(&judge, &name, sites, &round.owners, &mut units)?);
         }
+        self.compose(&judge, &mut active, &mut units)?;
         let union = self.union(&judge, &mut active, progress)?;
         for (site, owner) in lost {
             let s = &self.survey.sites[site];
@@ -876,6 +937,7 @@ impl<'a> Prepared<'a> {
         let at = device.map_or(String::new(), |d| format!("@{d}"));
         let label = format!("{name} {}:{}{at}", choice.plugin, choice.form.name);
         judge.progress.stage(&format!("bind {label}"), sites.len());
+        self.did("bind");
         let mut bounds: Vec<Bound> = Vec::new();
         let mut verdict: Option<(String, String)> = None;
         let mut last = None;
@@ -919,8 +981,10 @@ impl<'a> Prepared<'a> {
                 judge
                     .progress
                     .stage(&format!("judge {label}"), self.judging());
+                self.brokers.extend(brokers(&bounds));
+                self.did("gate");
                 let seats: Vec<Arc<Seat>> = bounds.iter().map(|b| b.seat.clone()).collect();
-                judge.judge(installs(&bounds), &seats)?
+                judge.judge(installs(&bounds), &seats, &self.rows_at(&bounds))?
             }
         };
         note.name = name.into();
@@ -945,7 +1009,11 @@ impl<'a> Prepared<'a> {
         }
         progress.stage("judge union", self.judging());
         let seats: Vec<Arc<Seat>> = active.iter().map(|b| b.seat.clone()).collect();
-        let mut note = judge.judge(installs(active.iter()), &seats)?;
+        let mut note = judge.judge(
+            installs(active.iter()),
+            &seats,
+            &self.rows_at(active.iter()),
+        )?;
         note.name = "union".into();
         let names = |f: fn(&SeatNote) -> String| -> String {
             let set: BTreeSet<String> = active.iter().map(|b| f(&b.note)).collect();
@@ -982,6 +1050,31 @@ impl<'a> Prepared<'a> {
             0 => "the samples scales were fitted on (a fit residual)".into(),
             n => format!("{n} held-out samples of {all}, the rest a fit residual"),
         }
+    }
+
+    /// Rows observed at these seats, each as often as at the seat that saw it most.
+    fn rows_at<'b>(&self, bounds: impl IntoIterator<Item = &'b Bound>) -> Vec<u64> {
+        let mut most: BTreeMap<u64, usize> = BTreeMap::new();
+        for bound in bounds {
+            let here = |i: &usize| {
+                let site = &self.survey.sites[*i];
+                site.seam.key == bound.note.key && site.spec.name == bound.note.structure
+            };
+            let Some(site) = (0..self.seams.len()).find(here) else {
+                continue;
+            };
+            let mut seen: BTreeMap<u64, usize> = BTreeMap::new();
+            for rows in &self.seams[site].rows {
+                *seen.entry(*rows).or_default() += 1;
+            }
+            for (rows, times) in seen {
+                let most = most.entry(rows).or_default();
+                *most = times.max(*most);
+            }
+        }
+        let each = most.into_iter();
+        each.flat_map(|(rows, times)| std::iter::repeat_n(rows, times))
+            .collect()
     }
 
     fn rows(&self) -> Vec<u64> {
@@ -1051,7 +1144,14 @@ impl<'a> Prepared<'a> {
                 rounds: schedule.rounds() as usize,
                 iters: schedule.iters() as usize,
                 threads,
-                baseline: format!("session on candle f32, {threads} threads"),
+                baseline: match adopted.is_empty() {
+                    true => format!("session on candle f32, {threads} threads"),
+                    // Both arms have it: what was adopted is not judged for speed.
+                    false => format!(
+                        "session on candle f32 with {} adopted seats, {threads} threads",
+                        adopted.len()
+                    ),
+                },
                 iteration: match self.workload {
                     Workload::Decode => "one token after a prefilled prompt".into(),
                     Workload::Prefill => format!("one prompt of {} tokens", self.judged[0].len()),
@@ -1117,7 +1217,25 @@ impl<'a> Prepared<'a> {
                 }
                 std::mem::take(&mut self.negotiated)
             },
-            stages: STAGES.iter().map(|s| (*s).to_string()).collect(),
+            brokers: {
+                let seated = |n: &&BrokerNote, key: &String| {
+                    let mut notes = active.iter().map(|b| &b.note);
+                    notes.any(|s| {
+                        s.key == *key && s.structure == n.structure && s.form == steps::FORM
+                    })
+                };
+                self.brokers
+                    .iter()
+                    .filter(|n| n.members.iter().all(|key| seated(n, key)))
+                    .cloned()
+                    .collect()
+            },
+            blocks: {
+                let stays = |name: &String| active.iter().any(|b| composing::seat_name(b) == *name);
+                let whole = |n: &&BlockNote| n.linked.iter().chain(&n.parts).all(stays);
+                self.composed.iter().filter(whole).cloned().collect()
+            },
+            stages: self.stages.iter().map(|s| (*s).to_string()).collect(),
             units,
             union,
             ledger,
@@ -1127,7 +1245,7 @@ impl<'a> Prepared<'a> {
                 scratch_bytes: active.iter().map(|b| b.scratch_bytes).sum(),
             },
             seats: active.iter().map(|b| b.note.clone()).collect(),
-            precision_spec: executed(&active, &self.calibration.note)?,
+            precision_spec: executed(self.adopted.iter().chain(&active), &self.calibration.note)?,
             digest: String::new(),
         };
         receipt.digest = digest::digest(&serde_json::to_value(&receipt).map_err(not_json)?)?;
@@ -1172,12 +1290,15 @@ pub(crate) fn nothing(note: stats::CalibrationNote) -> Calibration {
 }
 
 /// The scales bound forms really execute, with the dtype of each form.
-fn executed(active: &[Bound], note: &stats::CalibrationNote) -> Result<PrecisionSpec, Error> {
+fn executed<'b>(
+    bounds: impl Iterator<Item = &'b Bound>,
+    note: &stats::CalibrationNote,
+) -> Result<PrecisionSpec, Error> {
     let mut spec = PrecisionSpec {
         source: note.source.clone(),
         ..PrecisionSpec::default()
     };
-    for bound in active {
+    for bound in bounds {
         let Some(dtype) = precision::activation_dtype(&bound.note.activation_format) else {
             continue;
         };
@@ -1321,6 +1442,46 @@ pub(crate) fn span_contents(
         Some(&mut watch),
     )?;
     Ok(watch.into_contents())
+}
+
+/// Points whose content is a step of a loop, with their values.
+fn conditionings(survey: &Survey<'_>) -> Vec<(String, ValueId)> {
+    let mut found = Vec::new();
+    for site in &survey.sites {
+        let Some(declared) = steps::declared(site.spec) else {
+            continue;
+        };
+        let span = site.spans.iter().find(|s| s.name == declared.span);
+        let value = span.and_then(|s| s.inputs.first()?.1);
+        found.extend(value.map(|v| (site.point_key(&declared.point), v)));
+    }
+    found
+}
+
+/// What the loop feeds there, over the workload of every sample: a step is no statistic, so none is held out.
+fn observe_steps(
+    runner: &Runner<'_>,
+    plan: &Plan,
+    conditionings: &[(String, ValueId)],
+    samples: &Samples,
+    workload: Workload,
+    all_positions: bool,
+) -> Result<BTreeMap<String, Content>, Error> {
+    let mut watch = Conditionings::new(conditionings.iter().map(|(_, v)| *v));
+    if !watch.is_empty() {
+        let all: Vec<Vec<u32>> = samples.samples().iter().map(|s| s.tokens.clone()).collect();
+        runner.score(plan, &all, workload, all_positions, Some(&mut watch), || {})?;
+    }
+    let content = |(key, v): &(String, ValueId)| {
+        let (width, rows) = watch.rows(*v)?;
+        let call = |row: &[f32]| CallContent {
+            dims: vec![1, width],
+            values: row.to_vec(),
+        };
+        let calls = rows.chunks_exact(width.max(1)).map(call).collect();
+        Some((key.clone(), Content { calls }))
+    };
+    Ok(conditionings.iter().filter_map(content).collect())
 }
 
 /// Rows every site sees under the workload, ascending.

@@ -31,10 +31,12 @@ use crate::seat::{Admission, CallFailure, Elsewhere, Executable, OnGuardFail, Ro
 use crate::sites::Site;
 use crate::station::{Station, Stationed};
 use crate::stats::{Calibration, Content, Statistic};
+use crate::steps::{self, BrokerNote, Locator, Seated, StepTable};
 use crate::trial::{NamedWeight, Trial};
 use crate::wires::{Edge, PAIR_SMOKE};
 
 /// A form in a seat, ready to be put in a plan.
+#[derive(Clone)]
 pub struct Bound {
     /// The seat.
     pub seat: Arc<Seat>,
@@ -46,6 +48,24 @@ pub struct Bound {
     pub packed_bytes: u64,
     /// Bytes of scratch.
     pub scratch_bytes: u64,
+    /// The table behind it, where it is one.
+    pub table: Option<Arc<StepTable>>,
+}
+
+/// Lets the tables among these seats that read one stream share one resolution of the step.
+pub fn brokers<'b>(bounds: impl IntoIterator<Item = &'b Bound>) -> Vec<BrokerNote> {
+    let seated = |b: &'b Bound| {
+        Some(Seated {
+            structure: &b.note.structure,
+            key: &b.note.key,
+            variant: &b.note.variant,
+            // The host runs its graph in this order.
+            order: b.install.ops.iter().map(|op| op.0).min().unwrap_or(0),
+            table: b.table.as_ref()?,
+        })
+    };
+    let tables: Vec<Seated<'_>> = bounds.into_iter().filter_map(seated).collect();
+    steps::brokers(&tables)
 }
 
 /// The installs of seats; the two seats of a wired pair share one.
@@ -197,6 +217,140 @@ impl Bench<'_> {
             note,
             packed_bytes,
             scratch_bytes,
+            table: None,
+        })
+    }
+
+    /// A table of the host's own outputs, one row for each conditioning that was observed.
+    pub fn bind_table(
+        &self,
+        site: &Site<'_>,
+        span_index: usize,
+        choice: &Choice<'_>,
+        rows: &[u64],
+    ) -> Result<Bound, NotBound> {
+        let span = &site.spans[span_index];
+        let refuse = |code: &str, reason: String| {
+            Err(NotBound {
+                note: RefusalNote {
+                    path: site.seam.path.clone(),
+                    structure: site.spec.name.clone(),
+                    stage: "bind".into(),
+                    code: code.into(),
+                    reason,
+                    plugin: Some(choice.plugin.into()),
+                    form: Some(choice.form.name.clone()),
+                },
+                distrust: false,
+            })
+        };
+        let outputs: Vec<(&str, ValueId)> = present(&span.outputs).collect();
+        let (Some(declared), [(point, Some(cond))], [(_, output)]) = (
+            steps::declared(site.spec),
+            span.inputs.as_slice(),
+            outputs.as_slice(),
+        ) else {
+            let reason = format!("span `{}` is no function of one conditioning", span.name);
+            return refuse("not_step_quantised", reason);
+        };
+        let graph = self.session.graph();
+        let width = match graph.value(*cond).dims.last() {
+            Some(Dim::Size(n)) => *n,
+            _ => 0,
+        };
+        let key = site.point_key(point);
+        let seen = self.calibration.contents.get(&key).map(Content::values);
+        let made = steps::distinct(&seen.unwrap_or_default(), width, &key, declared.max_steps)
+            .and_then(|rows| Locator::new(rows, declared.margin, &key));
+        let locator = match made {
+            Ok(locator) => Arc::new(locator),
+            Err(no) => return refuse(no.code, no.reason),
+        };
+        let piece = match self.session.piece(&span.ops) {
+            Ok(piece) => piece,
+            Err(e) => return refuse("not_step_quantised", e.to_string()),
+        };
+        let mut table = Vec::new();
+        for row in locator.rows() {
+            let dims: Vec<usize> = graph
+                .value(*cond)
+                .dims
+                .iter()
+                .map(|d| match d {
+                    Dim::Size(n) => *n,
+                    Dim::Symbol(_) => 1,
+                })
+                .collect();
+            let made = Tensor::from_slice(row, dims, &Device::Cpu)
+                .map_err(failed)
+                .and_then(|t| Ok(piece.run(&[(*cond, t)], &[*output])?))
+                .and_then(|made| {
+                    let flat = made[0].flatten_all().and_then(|t| t.to_vec1::<f32>());
+                    flat.map_err(failed)
+                });
+            match made {
+                Ok(made) => table.extend(made),
+                Err(e) => return refuse(&e.code(), e.to_string()),
+            }
+        }
+        let statistics = BTreeMap::from([(
+            format!("{point}|content|tensor"),
+            locator.rows().iter().flatten().copied().collect(),
+        )]);
+        let table = StepTable::new(locator, table);
+        let capacity = rows.iter().copied().max().unwrap_or(1) as usize;
+        let dims_of = |v: ValueId| graph.value(v).dims.clone();
+        let seat = Seat::new(
+            site.seam.key.clone(),
+            Box::new(table.clone()),
+            Admission {
+                width,
+                rows: Rows::Capacity(capacity),
+                band: None,
+                concurrent: choice.form.concurrent,
+            },
+            self.on_guard_fail,
+            vec![Some(dims_of(*cond))],
+            vec![dims_of(*output)],
+        );
+        Ok(Bound {
+            install: Install {
+                name: site.id(),
+                ops: span.ops.clone(),
+                inputs: vec![Some(*cond)],
+                outputs: vec![*output],
+                runner: seat.clone(),
+            },
+            seat,
+            note: SeatNote {
+                key: site.seam.key.clone(),
+                path: site.seam.path.clone(),
+                structure: site.spec.name.clone(),
+                version: site.spec.version,
+                span: span.name.clone(),
+                plugin: choice.plugin.into(),
+                form: choice.form.name.clone(),
+                format: choice.form.format.clone(),
+                activation_format: choice.form.activation_format.clone(),
+                variant: variant_of(site, span_index),
+                params: span
+                    .params
+                    .iter()
+                    .map(|(k, v)| (k.clone(), json(v)))
+                    .collect(),
+                dims: span.dims.iter().map(|(k, v)| (k.clone(), *v)).collect(),
+                statistics,
+                scheme: BTreeMap::new(),
+                packed: BTreeMap::new(),
+                row_capacity: capacity,
+                median_rows: median(rows),
+                note: site.notes.clone(),
+                wire: None,
+                device: None,
+            },
+            packed_bytes: table.bytes(),
+            scratch_bytes: 0,
+            table: Some(table),
         })
     }
 
@@ -304,6 +458,7 @@ impl Bench<'_> {
                     note,
                     packed_bytes: bytes.0,
                     scratch_bytes: bytes.1,
+                    table: None,
                 }
             };
         Ok(BoundPair {

@@ -1,7 +1,8 @@
 //! Which forms may serve a site, in the order they are tried.
 //!
-//! Pin, then recorded decision, then declared priority, then plugin id, then form name, then device, the CPU last; a plugin that calls itself a
-//! reference comes after every other that no decision names. Never directory order.
+//! Pin, then recorded decision, then declared priority, then plugin id, then device (the CPU last), then declared
+//! precision, then form name; a plugin that calls itself a reference comes after every other that no decision names. Never
+//! directory order.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -10,6 +11,7 @@ use structures_plugin_api::describe::{DimBand, FormDecl};
 
 use crate::receipt::RefusalNote;
 use crate::sites::Site;
+use crate::steps;
 
 /// One form of one plugin, as a choice.
 #[derive(Clone, Debug)]
@@ -22,6 +24,13 @@ pub struct Choice<'p> {
     pub form: &'p FormDecl,
     /// Number of the plugin's device it would run on; 0 is the CPU.
     pub device: u32,
+}
+
+impl Choice<'_> {
+    /// Offered by the host itself.
+    pub fn is_own(&self) -> bool {
+        self.plugin == steps::PROVIDER && self.form.name == steps::FORM
+    }
 }
 
 /// `STRUCTURE=PLUGIN[:FORM][@DEVICE]`
@@ -135,9 +144,9 @@ pub fn order_decided<'p>(
     };
     list.sort_by(|a, b| {
         let key = |c: &Choice<'_>| (!decided(c), c.reference, Reverse(c.form.priority));
-        // A device before the CPU: who has one has it for this.
-        let name = |c: &Choice<'_>| (c.form.name.clone(), c.device == 0, c.device);
-        (key(a), a.plugin, name(a)).cmp(&(key(b), b.plugin, name(b)))
+        // Of one plugin the more precise form first; a device before the CPU: who has one has it for this.
+        let own = |c: &Choice<'_>| (c.device == 0, c.form.precision_rank, c.form.name.clone());
+        (key(a), a.plugin, own(a), a.device).cmp(&(key(b), b.plugin, own(b), b.device))
     });
     list
 }
@@ -148,6 +157,17 @@ pub fn qualify(
     choice: &Choice<'_>,
     dtype: &str,
     rows: &[u64],
+) -> Result<usize, RefusalNote> {
+    qualify_at(site, choice, dtype, rows, |_| true)
+}
+
+/// The same among some of the site's spans, by their index.
+pub fn qualify_at(
+    site: &Site<'_>,
+    choice: &Choice<'_>,
+    dtype: &str,
+    rows: &[u64],
+    wanted: impl Fn(usize) -> bool,
 ) -> Result<usize, RefusalNote> {
     let form = choice.form;
     let refuse = |code: &str, reason: String| {
@@ -184,7 +204,10 @@ pub fn qualify(
     let offered: Vec<usize> = form
         .spans
         .iter()
-        .flat_map(|name| (0..site.spans.len()).filter(|i| site.spans[*i].name == *name))
+        .flat_map(|name| {
+            let named = (0..site.spans.len()).filter(|i| site.spans[*i].name == *name);
+            named.filter(|i| wanted(*i)).collect::<Vec<_>>()
+        })
         .collect();
     let Some(first) = offered.first() else {
         let held: Vec<&str> = site.spans.iter().map(|s| s.name.as_str()).collect();

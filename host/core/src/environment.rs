@@ -140,6 +140,14 @@ pub fn cpu_name() -> String {
         .unwrap_or_else(|| "unknown".into())
 }
 
+/// Bytes of memory that can still be had without swapping; `None` where the system does not say.
+pub fn free_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,14 +10,17 @@ use structures_graph::session::Session;
 use structures_graph::{Graph, ModuleTree};
 use structures_loader::{Plugin, Registry, ScanOptions};
 use structures_models::{Description, Model};
-use structures_plugin_api::describe::ProbeShapes;
+use structures_plugin_api::describe::{FormDecl, ProbeShapes};
 
 use crate::choose::{Choice, Pin};
 use crate::decisions::Store;
 use crate::error::Error;
+use crate::points;
 use crate::samples::Samples;
 use crate::schemes::{self, native, Capability};
 use crate::sites::{note, survey, Survey};
+use crate::steps;
+use crate::zeros;
 
 /// Where things come from.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +35,9 @@ pub struct HostOptions {
     pub decisions: Option<PathBuf>,
 }
 
+/// Memory that binding leaves free.
+const HEADROOM: u64 = 512 << 20;
+
 /// The host process.
 pub struct Host {
     /// Structures.
@@ -44,6 +50,10 @@ pub struct Host {
     pub bindings: Bindings,
     /// Recorded decisions.
     pub decisions: Store,
+    /// Asked before every bind how much memory is left.
+    pub free_memory: fn() -> Option<u64>,
+    /// Forms the host itself offers.
+    own: Vec<FormDecl>,
 }
 
 impl Host {
@@ -65,6 +75,8 @@ impl Host {
             tracing::warn!("{warning}");
         }
         Ok(Host {
+            free_memory: crate::environment::free_memory,
+            own: steps::forms(catalog.list()),
             catalog,
             registry,
             schemes: schemes::Registry::builtin(),
@@ -73,14 +85,14 @@ impl Host {
         })
     }
 
-    /// Every form of every loaded plugin, on every device it could run on.
+    /// Every form of every loaded plugin, on every device it could run on, and those of the host itself.
     pub fn forms(&self) -> Vec<Choice<'_>> {
         let mut list = Vec::new();
         for plugin in self.registry.loaded() {
             let d = plugin.description();
             let reference = d.role.as_deref() == Some("reference");
-            for device in devices_of(plugin) {
-                list.extend(d.forms.iter().map(|form| Choice {
+            for form in &d.forms {
+                list.extend(devices_of(plugin, form).into_iter().map(|device| Choice {
                     plugin: &d.id,
                     reference,
                     form,
@@ -88,6 +100,12 @@ impl Host {
                 }));
             }
         }
+        list.extend(self.own.iter().map(|form| Choice {
+            plugin: steps::PROVIDER,
+            reference: false,
+            form,
+            device: 0,
+        }));
         list
     }
 
@@ -96,7 +114,6 @@ impl Host {
         let mut list = Vec::new();
         for plugin in self.registry.loaded() {
             let d = plugin.description();
-            let devices = devices_of(plugin);
             let mut formats: Vec<&str> = d.forms.iter().map(|f| f.format.as_str()).collect();
             formats.sort_unstable();
             formats.dedup();
@@ -105,7 +122,9 @@ impl Host {
                 let mut probed = false;
                 let mut present = Vec::new();
                 let forms = d.forms.iter().filter(|f| f.format == format);
-                for (form, device) in forms.flat_map(|f| devices.iter().map(move |d| (f, *d))) {
+                let placed =
+                    forms.flat_map(|f| devices_of(plugin, f).into_iter().map(move |d| (f, d)));
+                for (form, device) in placed {
                     match plugin.probe(&form.name, device, &admitted_shapes(form)) {
                         Ok(report) => {
                             probed |= report.probed;
@@ -126,6 +145,18 @@ impl Host {
             }
         }
         list
+    }
+
+    /// Whether another seat may be bound: the rest of the machine keeps some memory.
+    pub(crate) fn check_memory(&self) -> Result<(), String> {
+        match (self.free_memory)() {
+            Some(free) if free < HEADROOM => Err(format!(
+                "{} MiB of memory are free, {} MiB are kept free",
+                free >> 20,
+                HEADROOM >> 20
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Refuses a structure filter that names nothing.
@@ -149,20 +180,19 @@ impl Host {
                 return bad(format!("`{}` is pinned twice", pin.structure));
             }
             self.catalog.get(&pin.structure)?;
-            let Some(plugin) = self.registry.plugin(&pin.plugin) else {
+            if pin.plugin != steps::PROVIDER && self.registry.plugin(&pin.plugin).is_none() {
                 let known: Vec<&str> = self.registry.loaded().iter().map(|p| p.id()).collect();
                 return bad(format!(
                     "no loaded plugin `{}`; loaded: {}",
                     pin.plugin,
                     known.join(", ")
                 ));
-            };
-            let forms: Vec<&str> = plugin
-                .description()
-                .forms
+            }
+            let all = self.forms();
+            let forms: Vec<&str> = all
                 .iter()
-                .filter(|f| f.structure == pin.structure)
-                .map(|f| f.name.as_str())
+                .filter(|c| c.plugin == pin.plugin && c.form.structure == pin.structure)
+                .map(|c| c.form.name.as_str())
                 .collect();
             if !forms
                 .iter()
@@ -207,12 +237,14 @@ impl Host {
 
     /// Sites of a model.
     pub fn survey(&self, model: &Loaded, only: &[String]) -> Result<Survey<'_>, Error> {
-        survey_headers(
+        let mut survey = survey_headers(
             &self.catalog,
             &self.bindings,
             &model.model.description,
             only,
-        )
+        )?;
+        zeros::leave_out(&mut survey, model.session());
+        Ok(survey)
     }
 
     /// Machine and versions, for receipts.
@@ -232,17 +264,26 @@ pub fn survey_headers<'c>(
         catalog.get(name)?;
     }
     let (mut bound, mut contradicted) = (Vec::new(), Vec::new());
+    let mut addressed = Vec::new();
     let facts = crate::bound_seam::ModelFacts(description);
     for placed in bindings.place(&description.config.model_type, &facts)? {
         let spec = catalog.get_version(&placed.structure, placed.version)?;
         match crate::bound_seam::seam(spec, &description.tree, &placed) {
-            Ok(seam) => bound.push(seam),
+            Ok(seam) => {
+                bound.push(seam);
+                let points: Vec<_> = placed.points.into_iter().collect();
+                addressed.push((placed.structure, placed.path, points));
+            }
             Err(refusal) => contradicted.push(note("discover", &refusal)),
         }
     }
     let graph: &Graph = &description.graph;
     let tree: &ModuleTree = &description.tree;
     let mut survey = survey(catalog, tree, graph, bound, only);
+    for (structure, path, points) in addressed {
+        let unplaced = points::place(graph, &mut survey.sites, &structure, &path, &points);
+        contradicted.extend(unplaced.iter().map(|r| note("locate", r)));
+    }
     survey.refused.extend(contradicted);
     Ok(survey)
 }
@@ -330,25 +371,23 @@ impl Loaded {
     }
 }
 
-/// Numbers of the devices a plugin's forms may run on: the CPU when it was built for it, and those it offers. A plugin
-/// for other devices that offers none is asked for its first one, so that its own reason is told.
-pub fn devices_of(plugin: &Plugin) -> Vec<u32> {
+/// Numbers of the devices a form is tried on: the CPU where it has code for it, and every device its plugin offers, so
+/// that one it has no code for is refused by name. Where there is neither, the device its plugin would need is asked, for
+/// the plugin's own reason.
+pub fn devices_of(plugin: &Plugin, form: &FormDecl) -> Vec<u32> {
     let mut list = Vec::new();
-    if plugin.serves_cpu() {
+    if plugin.places(&form.structure, &form.name).contains(&0) {
         list.push(0);
     }
-    match plugin.devices() {
-        Ok(devices) => list.extend(devices.iter().map(|d| d.index)),
-        Err(e) => tracing::debug!(plugin = %plugin.id(), "devices: {e}"),
-    }
+    list.extend(plugin.devices().unwrap_or_default().iter().map(|d| d.index));
     if list.is_empty() {
-        list.push(1);
+        list.push(u32::from(!plugin.serves_cpu()));
     }
     list
 }
 
 /// Shapes the declaration of a form admits: the smallest rows, the smallest dims, the first accepted variants.
-pub fn admitted_shapes(form: &structures_plugin_api::describe::FormDecl) -> ProbeShapes {
+pub fn admitted_shapes(form: &FormDecl) -> ProbeShapes {
     ProbeShapes {
         structure: form.structure.clone(),
         span: form.spans.first().cloned().unwrap_or_default(),

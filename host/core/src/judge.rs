@@ -8,6 +8,7 @@ use structures_graph::session::{Install, Plan, State};
 use structures_graph::GraphError;
 use structures_loader::Copies;
 
+use crate::choose::row_note;
 use crate::error::Error;
 use crate::gates::{paired, BandNote, Floors, GateRefusal, Meter, OutputKind, Schedule};
 use crate::ledger::LedgerSummary;
@@ -42,15 +43,19 @@ pub struct Judge<'a> {
     pub schedule: Schedule,
     /// How the judged samples relate to the fit, for the band note.
     pub judged_on: String,
-    /// Rows the workload gives a seat, for refusals.
-    pub row_note: String,
     /// For people.
     pub progress: &'a dyn Progress,
 }
 
 impl Judge<'_> {
     /// Judges seats that are in no plan yet. The note says `activated` or `refused`; its names are the caller's.
-    pub fn judge(&self, installs: Vec<Install>, seats: &[Arc<Seat>]) -> Result<UnitNote, Error> {
+    /// `rows` are those observed at these seats, for refusals.
+    pub fn judge(
+        &self,
+        installs: Vec<Install>,
+        seats: &[Arc<Seat>],
+        rows: &[u64],
+    ) -> Result<UnitNote, Error> {
         let installs = self.base.iter().cloned().chain(installs).collect();
         let plan = self.runner.session().plan(installs)?;
         seats.iter().for_each(|s| s.ledger.reset());
@@ -61,7 +66,7 @@ impl Judge<'_> {
             band: "unknown".into(),
             ..UnitNote::default()
         };
-        let refusal = self.refusal(&plan, seats, &mut note)?;
+        let refusal = self.refusal(&plan, seats, rows, &mut note)?;
         note.ledger = summary(seats);
         match refusal {
             Some(r) => {
@@ -77,12 +82,13 @@ impl Judge<'_> {
         &self,
         plan: &Plan,
         seats: &[Arc<Seat>],
+        rows: &[u64],
         note: &mut UnitNote,
     ) -> Result<Option<GateRefusal>, Error> {
         if let Some(refusal) = self.parity(plan, seats, note)? {
             return Ok(Some(refusal));
         }
-        let (latency, slow) = match self.latency(plan, seats, note) {
+        let (latency, slow) = match self.latency(plan, seats, rows, note) {
             Ok(timed) => timed,
             Err(Error::Graph(GraphError::Span { name, reason })) => {
                 return Ok(Some(raised(seats, &name, &reason)));
@@ -188,6 +194,7 @@ impl Judge<'_> {
         &self,
         plan: &Plan,
         seats: &[Arc<Seat>],
+        rows: &[u64],
         unit: &mut UnitNote,
     ) -> Result<(LatencyNote, Option<GateRefusal>), Error> {
         let step = Step::new(self)?;
@@ -221,7 +228,7 @@ impl Judge<'_> {
             host_spread: timing.host_spread,
             rounds: timing.rounds as usize,
         };
-        Ok((note, timing.refusal(self.min_speedup, &self.row_note)))
+        Ok((note, timing.refusal(self.min_speedup, &row_note(rows))))
     }
 }
 

@@ -89,6 +89,69 @@ impl Observer for Watch {
     }
 }
 
+/// The distinct rows of values, over all calls of any number of runs: what a loop feeds a span that is to be a table.
+#[derive(Debug, Default)]
+pub struct Conditionings {
+    wanted: HashSet<ValueId>,
+    found: HashMap<ValueId, Distinct>,
+}
+
+#[derive(Debug, Default)]
+struct Distinct {
+    width: usize,
+    rows: Vec<f32>,
+    bits: HashSet<Vec<u32>>,
+}
+
+/// Rows of one value beyond which no more are kept: nothing with so many is a set of steps.
+const MOST_ROWS: usize = 4096;
+
+impl Conditionings {
+    /// Watches these values.
+    pub fn new(values: impl IntoIterator<Item = ValueId>) -> Self {
+        Conditionings {
+            wanted: values.into_iter().collect(),
+            found: HashMap::new(),
+        }
+    }
+
+    /// Whether there is nothing to watch.
+    pub fn is_empty(&self) -> bool {
+        self.wanted.is_empty()
+    }
+
+    /// Width and rows of a value, bit by bit distinct, in the order they were first seen.
+    pub fn rows(&self, value: ValueId) -> Option<(usize, &[f32])> {
+        let found = self.found.get(&value)?;
+        Some((found.width, &found.rows))
+    }
+}
+
+impl Observer for Conditionings {
+    fn wants(&self, value: ValueId) -> bool {
+        self.wanted.contains(&value)
+    }
+
+    fn see(&mut self, value: ValueId, tensor: &Tensor) -> Result<(), GraphError> {
+        let width = tensor.dims().last().copied().unwrap_or(1);
+        let all = tensor.flatten_all().and_then(|t| t.to_vec1::<f32>());
+        let all = all.map_err(|source| GraphError::Kernel {
+            op: "observe".into(),
+            at: format!("value {}", value.0),
+            source: Box::new(source),
+        })?;
+        let found = self.found.entry(value).or_default();
+        found.width = width;
+        for row in all.chunks_exact(width.max(1)) {
+            let bits = row.iter().map(|v| v.to_bits()).collect();
+            if found.bits.len() < MOST_ROWS && found.bits.insert(bits) {
+                found.rows.extend_from_slice(row);
+            }
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,5 +171,20 @@ mod tests {
         assert_eq!(c.amax["p|x"], 5.0);
         assert_eq!(c.observations["p|x"].rows, [1, 2]);
         assert_eq!(w.into_contents()[&v].dims(), [1, 1, 2]);
+    }
+
+    #[test]
+    fn rows_of_a_loop_are_kept_once() {
+        let v = ValueId(1);
+        let mut c = Conditionings::new([v]);
+        assert!(c.wants(v) && !c.wants(ValueId(2)) && c.rows(v).is_none());
+        for data in [[1.0_f32, 2.0, 3.0, 4.0], [3.0, 4.0, 5.0, 6.0]] {
+            let t = Tensor::from_slice(&data, (2, 2), &Device::Cpu).unwrap();
+            c.see(v, &t).unwrap();
+        }
+        assert_eq!(
+            c.rows(v),
+            Some((2, &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0][..]))
+        );
     }
 }

@@ -9,12 +9,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 use crate::adopt::Adopted;
+use crate::compose::BlockNote;
 use crate::decisions::Resolved;
 use crate::gates::Metrics;
 use crate::ledger::LedgerSummary;
 use crate::precision::PrecisionSpec;
 use crate::schemes::SchemeRecord;
 use crate::stats;
+use crate::steps::BrokerNote;
 
 /// Value of [`Receipt::schema`].
 pub const SCHEMA: u32 = 1;
@@ -64,6 +66,12 @@ pub struct Receipt {
     pub adopted: Option<Adopted>,
     /// Negotiated wires.
     pub negotiated: Vec<WireNote>,
+    /// Tables of steps that share one resolution of the step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub brokers: Vec<BrokerNote>,
+    /// Blocks that were composed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocks: Vec<BlockNote>,
     /// Stages of the plan in the order they were done.
     #[serde(default)]
     pub stages: Vec<String>,

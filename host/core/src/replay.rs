@@ -3,7 +3,7 @@
 //! A receipt holds the seats, the statistics they were bound with, and the digests of plugins, specs and checkpoint.
 //! Nothing is judged again; anything that differs is a refusal, never a guess.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use structures_graph::session::Plan;
@@ -12,14 +12,16 @@ use structures_seams::HostFacts;
 
 use crate::adopt::Blocks;
 use crate::attach::{nothing, read_packed, span_contents};
-use crate::bind::{installs, Bench, Bound, NotBound, Place};
-use crate::choose::{qualify, Choice};
+use crate::bind::{brokers, installs, Bench, Bound, NotBound, Place};
+use crate::choose::{qualify_at, Choice};
+use crate::compose;
 use crate::error::Error;
 use crate::host::{Host, Loaded};
+use crate::precision::{self, Descriptor};
 use crate::receipt::{Receipt, SeatNote, SeatWire};
 use crate::seat::{OnGuardFail, Seat};
 use crate::sites::{Site, Survey};
-use crate::stats::{Calibration, CalibrationNote};
+use crate::stats::{Calibration, CalibrationNote, CallContent, Content};
 use crate::wires::{edge, Edge, End};
 
 /// Reads and verifies a receipt.
@@ -79,7 +81,10 @@ pub fn replay(
                     ref rows,
                     ..
                 } = again;
-                let bound = bench.bind(site, span, choice, plugin, rows);
+                let bound = match plugin {
+                    Some(plugin) => bench.bind(site, span, choice, plugin, rows),
+                    None => bench.bind_table(site, span, choice, rows),
+                };
                 vec![bound.map_err(refused)?]
             }
             // The reader is bound with who sends to it.
@@ -100,7 +105,10 @@ pub fn replay(
                     ..bench
                 };
                 let edge = again.edge(model, &survey, wire, &to)?;
-                let places = [&again.place(), &to.place()];
+                let (Some(sends), Some(takes)) = (again.place(), to.place()) else {
+                    return Err(again.different("an end of its wire is no plugin's form"));
+                };
+                let places = [&sends, &takes];
                 let pair = bench.bind_pair(&edge, &wire.format, places, wire.amax);
                 pair.map_err(refused)?.halves.into()
             }
@@ -108,7 +116,11 @@ pub fn replay(
         for bound in &made {
             let then = receipt
                 .bound()
-                .find(|n| n.key == bound.note.key && n.structure == bound.note.structure)
+                .find(|n| {
+                    n.key == bound.note.key
+                        && n.structure == bound.note.structure
+                        && n.span == bound.note.span
+                })
                 .unwrap_or(note);
             for (what, then, now) in [
                 ("variant", json(&then.variant), json(&bound.note.variant)),
@@ -135,6 +147,37 @@ pub fn replay(
             ),
         ));
     }
+    brokers(&bounds);
+    for note in &receipt.blocks {
+        let name = format!("block:{}:{}", note.structure, note.owner);
+        let mut take = |names: &[String]| -> Result<Vec<Bound>, Error> {
+            let gone = |name: &String| {
+                Error::refused(
+                    "receipt_mismatch",
+                    format!(
+                        "block `{}`: its part `{name}` is not in the receipt",
+                        note.owner
+                    ),
+                )
+            };
+            names
+                .iter()
+                .map(|name| {
+                    let at = bounds.iter().position(|b| compose::seat_name(b) == *name);
+                    at.map(|at| bounds.remove(at)).ok_or_else(|| gone(name))
+                })
+                .collect()
+        };
+        let (first, mut parts) = (take(&note.linked)?, take(&note.parts)?);
+        let (Some(after), true) = (parts.pop(), parts.len() == 3) else {
+            return Err(Error::refused(
+                "receipt_mismatch",
+                format!("block `{}`: four parts are joined, not these", note.owner),
+            ));
+        };
+        let pair = parts.split_off(1);
+        bounds.extend(compose::join(&name, first, parts.remove(0), pair, after));
+    }
     let plan = model.session().plan(installs(&bounds))?;
     Ok((plan, bounds.into_iter().map(|b| b.seat).collect()))
 }
@@ -145,7 +188,8 @@ struct Again<'a> {
     site: &'a Site<'a>,
     span: usize,
     choice: &'a Choice<'a>,
-    plugin: &'a Plugin,
+    /// `None` where the host itself offers the form.
+    plugin: Option<&'a Plugin>,
     /// Capacity is what was bound, the choice of form rests on the median.
     rows: Vec<u64>,
 }
@@ -177,18 +221,20 @@ impl<'a> Again<'a> {
             })
             .ok_or_else(|| different("the plugin declares no such form now"))?;
         let rows = [note.median_rows];
-        let span = qualify(site, choice, "f32", &rows)
-            .map_err(|n| different(&format!("{}: {}", n.code, n.reason)))?;
-        if site.spans[span].name != note.span {
+        let then = |i: usize| site.spans[i].name == note.span;
+        if !(0..site.spans.len()).any(then) {
+            let held: Vec<&str> = site.spans.iter().map(|s| s.name.as_str()).collect();
             return Err(different(&format!(
-                "bound at span `{}` then, `{}` now",
-                note.span, site.spans[span].name
+                "bound at span `{}` then, {held:?} hold now",
+                note.span
             )));
         }
-        let plugin = host
-            .registry
-            .plugin(choice.plugin)
-            .ok_or_else(|| different("the plugin is not loaded"))?;
+        let span = qualify_at(site, choice, "f32", &rows, then)
+            .map_err(|n| different(&format!("{}: {}", n.code, n.reason)))?;
+        let plugin = host.registry.plugin(choice.plugin);
+        if plugin.is_none() && !choice.is_own() {
+            return Err(different("the plugin is not loaded"));
+        }
         // On a wire the median was bound, and the most that was observed is told beside it.
         let rows = match &note.wire {
             None => vec![note.median_rows, note.row_capacity as u64],
@@ -220,15 +266,15 @@ impl<'a> Again<'a> {
         different(self.note, what)
     }
 
-    fn place(&self) -> Place<'_> {
-        Place {
+    fn place(&self) -> Option<Place<'_>> {
+        Some(Place {
             site: self.site,
             span: self.span,
             choice: self.choice,
-            plugin: self.plugin,
+            plugin: self.plugin?,
             rows: &self.rows,
             scheme: &self.note.scheme,
-        }
+        })
     }
 
     /// The edge of a wire in the graph as it is now.
@@ -294,6 +340,7 @@ fn check(host: &Host, model: &Loaded, receipt: &Receipt) -> Result<(), Error> {
             model.file()
         ));
     }
+    consistent(receipt).or_else(differs)?;
     for note in receipt
         .plugins
         .iter()
@@ -334,6 +381,62 @@ fn check(host: &Host, model: &Loaded, receipt: &Receipt) -> Result<(), Error> {
     Ok(())
 }
 
+/// What a receipt says twice it says alike, whatever its digest: every seat once, with its plugin's row, under the scale
+/// `precision_spec` has for it, and packed where a layer of `adopted` was taken as stored.
+fn consistent(receipt: &Receipt) -> Result<(), String> {
+    let mut seen = HashSet::new();
+    for seat in receipt.bound() {
+        let name = format!("seat `{}` ({})", seat.key, seat.structure);
+        if !seen.insert((&seat.structure, &seat.key)) {
+            return Err(format!("{name} is listed twice"));
+        }
+        if receipt.plugins.iter().all(|p| p.id != seat.plugin) {
+            return Err(format!(
+                "{name} names plugin `{}`, of which the receipt has no row",
+                seat.plugin
+            ));
+        }
+        let Some(dtype) = precision::activation_dtype(&seat.activation_format) else {
+            continue;
+        };
+        for (name_of, values) in &seat.statistics {
+            let (Some(point), [amax]) = (name_of.strip_suffix("|amax|tensor"), values.as_slice())
+            else {
+                continue;
+            };
+            let key = format!("{}|{point}", seat.key);
+            let stated = receipt.precision_spec.activations.get(&key);
+            let measured = &receipt.calibration.note;
+            let bound = Descriptor::calibrated(dtype, *amax, measured.samples, measured.percentile);
+            let bound = bound.map_err(|e| format!("{name}, `{point}`: {e}"))?;
+            if stated.map(|d| &d.scale) != Some(&bound.scale) {
+                return Err(format!(
+                    "{name} was bound with {amax} at `{point}`, `precision_spec` says otherwise at `{key}`"
+                ));
+            }
+        }
+    }
+    let adopted = receipt
+        .adopted
+        .iter()
+        .flat_map(|a| a.layers.iter().map(move |l| (a, l)));
+    for (adopted, layer) in adopted.filter(|(a, l)| a.refused.is_none() && !l.converted) {
+        let of = |s: &&SeatNote| s.key == layer.key && s.structure == layer.structure;
+        let packed = adopted
+            .seats
+            .iter()
+            .find(of)
+            .and_then(|s| s.packed.get(&layer.slot));
+        if packed != Some(&layer.format) {
+            return Err(format!(
+                "slot `{}` of `{}` was taken as stored, its seat says otherwise",
+                layer.slot, layer.key
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// The statistics a seat was bound with, under the keys binding looks up.
 fn statistics_of(note: &SeatNote) -> Calibration {
     let mut calibration = nothing(CalibrationNote::nothing_fitted("receipt", 0, 100.0));
@@ -350,6 +453,15 @@ fn statistics_of(note: &SeatNote) -> Calibration {
         if let Some(v) = values.first() {
             calibration.amax.insert(key, *v);
         }
+    }
+    for (key, values) in by_kind.remove("content|tensor").unwrap_or_default() {
+        let call = CallContent {
+            dims: vec![values.len()],
+            values: values.clone(),
+        };
+        calibration
+            .contents
+            .insert(key, Content { calls: vec![call] });
     }
     for (key, values) in by_kind.remove("amax|channel").unwrap_or_default() {
         calibration.channel_amax.insert(key, values.clone());

@@ -173,17 +173,20 @@ impl Trial<'_> {
         form: &FormDecl,
         statistics: &BTreeMap<String, Vec<f32>>,
     ) -> Result<Vec<(String, Tensor)>, Error> {
+        let given = |n: &str| inputs.iter().any(|(name, t)| name == n && t.is_some());
+        let plain = self.plain(&|n| given(n) || weights.iter().any(|(name, _)| name == n))?;
+        let present = inputs
+            .iter()
+            .filter_map(|(name, t)| Some((name, t.as_ref()?)));
         let feed = Feed {
-            inputs: inputs
-                .iter()
-                .filter_map(|(name, t)| Some((name.clone(), t.clone()?)))
-                .collect(),
+            inputs: present
+                .map(|(name, t)| Ok((name.clone(), viewed(&plain, name, t)?)))
+                .collect::<Result<_, Error>>()?,
             weights: weights.iter().cloned().collect(),
             params: self.params.clone(),
             dtype: Some(DType::F32),
             ..Feed::default()
         };
-        let plain = self.plain(&|n| feed.inputs.contains_key(n) || feed.weights.contains_key(n))?;
         reference(
             (self.spec, &plain, self.span),
             feed,
@@ -229,6 +232,24 @@ impl Trial<'_> {
         }
         Ok(tails)
     }
+}
+
+/// A value that the entry makes itself, under the dims it gives it there: a host may hold it with dims of size 1 more.
+fn viewed(plain: &Plain, name: &str, tensor: &Tensor) -> Result<Tensor, Error> {
+    let declared = plain.ops.iter().find_map(|op| {
+        let at = op.outputs.iter().position(|o| o == name)?;
+        op.view(at)
+    });
+    let mut dims = tensor.dims().to_vec();
+    while declared.is_some_and(|d| d.len() < dims.len()) {
+        // Rows and channels stay where they are.
+        let inner = (1..dims.len() - 1).find(|i| dims[*i] == 1);
+        match inner.or((dims[0] == 1).then_some(0)) {
+            Some(i) => dims.remove(i),
+            None => break,
+        };
+    }
+    tensor.reshape(dims).map_err(crate::bind::failed)
 }
 
 /// The reference of a span on operands as a form keeps them: the weights of `feed` come rounded ([`round_weights`]),

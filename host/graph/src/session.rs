@@ -165,6 +165,58 @@ pub struct Session {
     host: Plan,
 }
 
+/// Some operations of a graph with their parameters, in the host's order.
+#[derive(Debug)]
+pub struct Piece {
+    graph: Arc<Graph>,
+    kernels: Vec<(OpId, Kernel)>,
+    params: HashMap<ValueId, Tensor>,
+}
+
+impl Piece {
+    /// Exactly what the host makes of these values. Whatever else the operations read must be a parameter, and a value
+    /// that is wanted must be made by one of them: else [`GraphError::Span`].
+    pub fn run(
+        &self,
+        given: &[(ValueId, Tensor)],
+        wanted: &[ValueId],
+    ) -> Result<Vec<Tensor>, GraphError> {
+        let mut env: HashMap<ValueId, Tensor> = given.iter().cloned().collect();
+        let missing = |v: ValueId, what: &str| GraphError::Span {
+            name: self.graph.value(v).name.clone(),
+            reason: what.into(),
+        };
+        for (id, kernel) in &self.kernels {
+            let op = self.graph.op(*id);
+            let inputs = op
+                .inputs
+                .iter()
+                .map(|v| match v {
+                    None => Ok(None),
+                    Some(v) => match env.get(v).or_else(|| self.params.get(v)) {
+                        Some(t) => Ok(Some(t)),
+                        None => Err(missing(*v, "is read by a piece and was not given to it")),
+                    },
+                })
+                .collect::<Result<Vec<_>, _>>()?;
+            let inputs: Vec<Option<Tensor>> = inputs.into_iter().map(|t| t.cloned()).collect();
+            let at = op
+                .outputs
+                .first()
+                .map(|v| self.graph.value(*v).name.as_str());
+            let made = kernel
+                .run(&inputs, None)
+                .map_err(|f| f.at(op.kind, at.unwrap_or(&op.module)))?;
+            env.extend(op.outputs.iter().copied().zip(made));
+        }
+        let take = |v: &ValueId| {
+            let made = env.get(v).cloned();
+            made.ok_or_else(|| missing(*v, "is made by no operation of the piece"))
+        };
+        wanted.iter().map(take).collect()
+    }
+}
+
 /// Values alive during a run, by value id.
 type Env = Vec<Option<Held>>;
 
@@ -336,6 +388,36 @@ impl Session {
         }
         state.commit(symbols.get("T").copied())?;
         Ok(outputs)
+    }
+
+    /// These operations by themselves, with the parameters they read: what runs them without the session. An operation
+    /// that touches a state region is refused with [`GraphError::Span`].
+    pub fn piece(&self, ops: &[OpId]) -> Result<Piece, GraphError> {
+        let mut ops = ops.to_vec();
+        ops.sort_unstable();
+        ops.dedup();
+        let mut kernels = Vec::with_capacity(ops.len());
+        let mut params = HashMap::new();
+        for op in ops {
+            let Exec::Kernel(kernel) = prepare(&self.graph, op)? else {
+                return Err(GraphError::Span {
+                    name: self.graph.op(op).module.clone(),
+                    reason: format!(
+                        "{} writes a state region and cannot run by itself",
+                        self.graph.op(op).kind
+                    ),
+                });
+            };
+            for v in self.graph.op(op).inputs.iter().flatten() {
+                params.extend(self.value_tensor(*v).map(|t| (*v, t.clone())));
+            }
+            kernels.push((op, kernel));
+        }
+        Ok(Piece {
+            graph: self.graph.clone(),
+            kernels,
+            params,
+        })
     }
 
     fn run_op(
@@ -1152,6 +1234,60 @@ pub(crate) mod tests {
         let e = s.plan(vec![install]).unwrap_err();
         assert!(e.to_string().contains("state region"), "{e}");
         assert_eq!(v("y"), g.outputs[0].1);
+    }
+
+    #[test]
+    fn a_piece_computes_what_the_host_does_without_the_session() {
+        let s = session();
+        let g = s.graph().clone();
+        let v = |n: &str| g.value_named(n).unwrap();
+        let kinds = |kinds: &[OpKind]| -> Vec<OpId> {
+            g.op_ids()
+                .filter(|o| kinds.contains(&g.op(*o).kind))
+                .collect()
+        };
+        let mut state = s.new_state(1, 8);
+        struct Keep(Vec<ValueId>, Vec<(ValueId, Tensor)>);
+        impl Observer for Keep {
+            fn wants(&self, value: ValueId) -> bool {
+                self.0.contains(&value)
+            }
+            fn see(&mut self, value: ValueId, tensor: &Tensor) -> Result<(), GraphError> {
+                self.1.push((value, tensor.clone()));
+                Ok(())
+            }
+        }
+        let (x, n) = (v("x"), v("n"));
+        let mut keep = Keep(vec![x, n], Vec::new());
+        let plan = s.host_plan();
+        s.run(&plan, &inputs(0, 3), &mut state, Some(&mut keep))
+            .unwrap();
+        // Given in any order and twice: the host's order is what runs.
+        let mut ops = kinds(&[OpKind::RmsNorm, OpKind::Embedding]);
+        ops.extend(kinds(&[OpKind::RmsNorm]));
+        ops.reverse();
+        let piece = s.piece(&ops).unwrap();
+        drop(s);
+        let made = piece
+            .run(&[(g.inputs[0], inputs(0, 3)[0].clone())], &[n, x])
+            .unwrap();
+        for (i, value) in [n, x].iter().enumerate() {
+            let (_, want) = keep.1.iter().find(|(v, _)| v == value).unwrap();
+            assert_eq!(flat(&made[i]), flat(want));
+        }
+        for (given, wanted, fact) in [
+            (vec![], x, "was not given"),
+            (
+                vec![(g.inputs[0], inputs(0, 3)[0].clone())],
+                v("y"),
+                "made by no",
+            ),
+        ] {
+            let e = piece.run(&given, &[wanted]).unwrap_err().to_string();
+            assert!(e.contains(fact), "{e}");
+        }
+        let e = session().piece(&kinds(&[OpKind::KvAppend])).unwrap_err();
+        assert!(e.to_string().contains("state region"), "{e}");
     }
 
     #[test]

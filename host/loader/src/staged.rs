@@ -40,6 +40,14 @@ impl Plugin {
         Err(refusal)
     }
 
+    /// Every device a form has code for, the CPU first.
+    pub fn places(&self, structure: &str, form: &str) -> Vec<u32> {
+        let own = self.devices().unwrap_or_default().iter().map(|d| d.index);
+        let all = std::iter::once(0).chain(own);
+        all.filter(|device| self.placeable(structure, form, *device).is_ok())
+            .collect()
+    }
+
     /// As [`Plugin::bind`], for calls with host memory.
     ///
     /// # Errors

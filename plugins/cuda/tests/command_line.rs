@@ -51,7 +51,7 @@ fn run(command: &mut Command) -> (i32, Json, String) {
 fn driver_is_there() -> bool {
     let there = ["libcuda.so", "libcuda.so.1"].iter().any(|name| {
         // SAFETY: a driver's library, whose initialisers a plugin would run too.
-        unsafe { libloading::Library::new(name) }.is_ok()
+        unsafe { libloading::Library::new(*name) }.is_ok()
     });
     if there {
         eprintln!("skipped: this machine has a driver");

@@ -37,30 +37,62 @@ enum Codes {
     Stored(Vec<Stored>),
 }
 
-/// Rows of one packed slot.
+/// Channels of one slot.
 #[derive(Debug)]
-struct Stored {
-    format: BlockFormat,
-    n: usize,
-    width: usize,
-    rows: Vec<u8>,
+enum Stored {
+    /// Rows as the checkpoint stores them.
+    Rows {
+        format: BlockFormat,
+        n: usize,
+        width: usize,
+        rows: Vec<u8>,
+    },
+    /// A slot that is not packed, beside others that are.
+    Plain { n: usize, values: Vec<f32> },
 }
 
-/// Copies of the parts, where every one is packed and nothing is to be done to their values.
-fn stored(parts: &[Weight<'_>], factors: Option<&[f32]>) -> Option<Vec<Stored>> {
+impl Stored {
+    fn n(&self) -> usize {
+        match self {
+            Stored::Rows { n, .. } | Stored::Plain { n, .. } => *n,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Stored::Rows { rows, .. } => rows.len(),
+            Stored::Plain { values, .. } => size_of_val(values.as_slice()),
+        }
+    }
+}
+
+/// Copies of the parts, where some are packed and nothing is to be done to their values.
+fn stored(
+    parts: &[Weight<'_>],
+    factors: Option<&[f32]>,
+    k: usize,
+) -> Result<Option<Vec<Stored>>, Failure> {
+    let packed = |part: &Weight<'_>| matches!(part, Weight::Packed(_));
+    if factors.is_some() || !parts.iter().any(packed) {
+        return Ok(None);
+    }
     let one = |part: &Weight<'_>| match part {
-        Weight::Packed(rows) => Some(Stored {
+        Weight::Packed(rows) => Ok(Stored::Rows {
             format: rows.format(),
             n: rows.n(),
             width: rows.width(),
             rows: rows.data().to_vec(),
         }),
-        Weight::Plain(_) => None,
+        Weight::Plain(_) => {
+            let n = part.dims()?[1];
+            let mut values = vec![0.0; n * k];
+            for (channel, row) in values.chunks_exact_mut(k.max(1)).enumerate() {
+                part.read_channel(channel, row)?;
+            }
+            Ok(Stored::Plain { n, values })
+        }
     };
-    match factors {
-        None => parts.iter().map(one).collect(),
-        Some(_) => None,
-    }
+    parts.iter().map(one).collect::<Result<_, _>>().map(Some)
 }
 
 #[derive(Debug)]
@@ -96,9 +128,11 @@ impl Packed {
             Weight::Packed(_) => false,
         };
         let given = parts.iter().all(bf16);
-        if let (WeightFormat::None, Some(parts)) = (format, stored(&parts, factors)) {
-            let (codes, scale) = (Codes::Stored(parts), Scale::One);
-            return Ok(Packed { n, k, codes, scale });
+        if format == WeightFormat::None {
+            if let Some(parts) = stored(&parts, factors, k)? {
+                let (codes, scale) = (Codes::Stored(parts), Scale::One);
+                return Ok(Packed { n, k, codes, scale });
+            }
         }
         let (codes, scale) = match format {
             WeightFormat::None if !given => (
@@ -157,7 +191,7 @@ impl Packed {
             Codes::Bf16(_) => 2 * elements,
             Codes::E4m3(_) | Codes::Int8(_) => elements,
             Codes::Nvfp4(rows) => rows.len() as u64,
-            Codes::Stored(parts) => parts.iter().map(|part| part.rows.len() as u64).sum(),
+            Codes::Stored(parts) => parts.iter().map(|part| part.bytes() as u64).sum(),
         };
         codes
             + match &self.scale {
@@ -203,12 +237,26 @@ impl Packed {
             Codes::Stored(parts) => {
                 let mut channel = channel;
                 for part in parts {
-                    if channel < part.n {
-                        let row = &part.rows[channel * part.width..][..part.width];
-                        part.format.decode(row, self.k, from, buffer);
-                        break;
+                    if channel >= part.n() {
+                        channel -= part.n();
+                        continue;
                     }
-                    channel -= part.n;
+                    match part {
+                        Stored::Plain { values, .. } => {
+                            let start = channel * self.k + from;
+                            return &values[start..start + buffer.len()];
+                        }
+                        Stored::Rows {
+                            format,
+                            width,
+                            rows,
+                            ..
+                        } => {
+                            let row = &rows[channel * width..][..*width];
+                            format.decode(row, self.k, from, buffer);
+                        }
+                    }
+                    break;
                 }
             }
         }
@@ -369,6 +417,28 @@ mod tests {
             );
             assert_eq!(dequantised(&packed), [x, y].concat(), "{format:?}");
         }
+    }
+
+    #[test]
+    fn a_plain_slot_beside_packed_ones_leaves_them_packed() {
+        let (k, format) = (64, BlockFormat::Q8_0);
+        let bytes = 3 * format.row_bytes(k).expect("whole blocks");
+        let rows: Vec<u8> = (0..bytes).map(|i| (i * 29 % 53) as u8).collect();
+        let plain = noise(5, 2 * k);
+        let parts = [
+            Weight::Plain(crate::testing::swapped(&plain, 2, k)),
+            Weight::Packed(PackedRows::new(format, 3, k, &rows).expect("fits")),
+        ];
+        let packed = Packed::pack(&Host::detached(), WeightFormat::None, &parts, None);
+        let packed = packed.expect("packs");
+        assert_eq!(packed.bytes(), (bytes + 4 * 2 * k) as u64);
+        let mut want = plain;
+        for row in rows.chunks_exact(bytes / 3) {
+            let mut values = vec![0.0; k];
+            format.decode(row, k, 0, &mut values);
+            want.extend(values);
+        }
+        assert_eq!(dequantised(&packed), want);
     }
 
     #[test]

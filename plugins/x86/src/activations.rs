@@ -2,6 +2,7 @@
 //!
 //! - 16-bit integers with one scale a row, `amax / 32512`: the error is at most `amax / 65024`, below bf16's, so a form
 //!   that uses them is still one of 16-bit activations. VNNI reads them as two planes of signed bytes, `256 hi + lo`.
+//! - the same with a scale for every 32 values where weights come in blocks: an outlier costs its own block alone.
 //! - 8-bit integers under `amax / 127` of the row, or under a calibrated scale.
 //! - bf16, rounded to nearest even.
 //! - E4M3 values under a calibrated scale, kept as bf16, which holds them exactly.
@@ -19,6 +20,8 @@ use crate::pool::{plain, Line};
 const LARGEST: f32 = 32512.0;
 /// Values done at a time: a whole number of every kind's blocks.
 const PIECE: usize = 256;
+/// Values that share a scale where weights come in blocks.
+pub const SHARED: usize = 32;
 /// Bytes of a record's scale and sums.
 const META: usize = 16;
 /// Rows worth waking a thread for: values of 4 microseconds.
@@ -45,7 +48,7 @@ pub enum Want {
     },
     /// 16 bits, a scale a row.
     Int16Rows,
-    /// 16 bits, a scale a row, and sums of 16 neighbours times a factor.
+    /// 16 bits, a scale for every 32 values, and sums of 16 neighbours times a factor.
     Int16Blocks {
         /// The factor.
         factor: i32,
@@ -85,7 +88,9 @@ impl Want {
             _ => 2 * stride,
         };
         let meta = match self {
-            Want::Int16Blocks { .. } => META + stride / 16 * size_of::<i32>(),
+            Want::Int16Blocks { .. } => {
+                META + stride / 16 * size_of::<i32>() + stride / SHARED * size_of::<f32>()
+            }
             Want::Int8Rows | Want::Int8 { .. } | Want::Int16Rows => META,
             _ => 0,
         };
@@ -199,6 +204,12 @@ impl Integers<'_> {
         unsafe { *self.at(row, offset).cast::<i32>() }
     }
 
+    /// The scales of 32 neighbours of a row.
+    pub fn block_scales(&self, row: usize) -> *const f32 {
+        let sums = self.layout.stride / 16 * size_of::<i32>();
+        self.at(row, self.layout.values + META + sums).cast()
+    }
+
     /// The sums of 16 neighbours of a row.
     pub fn block_sums(&self, row: usize) -> *const i32 {
         self.at(row, self.layout.values + META).cast()
@@ -262,10 +273,13 @@ impl Layout {
                 amax if amax.is_finite() => int8_scale(amax),
                 _ => f32::NAN,
             },
-            Want::Int16Rows | Want::Int16Blocks { .. } => match largest(isa, x) {
-                // The floor keeps a quotient finite; such a row is zero after rounding anyway.
-                amax if amax.is_finite() => (amax / LARGEST).max(f32::MIN_POSITIVE * 65536.0),
+            Want::Int16Rows => match largest(isa, x) {
+                amax if amax.is_finite() => step_of(amax),
                 _ => f32::NAN,
+            },
+            Want::Int16Blocks { .. } => match largest(isa, x).is_finite() {
+                true => 1.0,
+                false => f32::NAN,
             },
         };
         let limit = if self.planes == 2 { LARGEST } else { 127.0 };
@@ -276,9 +290,19 @@ impl Layout {
             let piece = PIECE.min(self.stride - done);
             let given = &x[done.min(self.k)..(done + piece).min(self.k)];
             words[given.len()..].fill(0);
-            match scale.is_nan() {
-                true => words.fill(0),
-                false => to_words(isa, given, scale, limit, &mut words[..given.len()]),
+            if scale.is_nan() {
+                words.fill(0);
+            } else if let Want::Int16Blocks { .. } = self.want {
+                let first = (self.values + META + self.stride / 4 + done / SHARED * 4) / 4;
+                let scales = &mut plain::<f32>(record)[first..first + piece / SHARED];
+                scales.fill(1.0);
+                let blocks = given.chunks(SHARED).zip(words.chunks_mut(SHARED));
+                for ((block, words), scale) in blocks.zip(scales) {
+                    *scale = step_of(largest(isa, block));
+                    to_words(isa, block, *scale, limit, words);
+                }
+            } else {
+                to_words(isa, given, scale, limit, &mut words[..given.len()]);
             }
             let words = &words[..piece];
             if !isa.wide() {
@@ -301,6 +325,11 @@ impl Layout {
         plain::<f32>(record)[self.values / 4] = scale;
         plain::<i32>(record)[self.values / 4 + 1..][..2].copy_from_slice(&sums);
     }
+}
+
+/// The step of 16-bit codes. The floor keeps a quotient finite; what is below it is zero after rounding anyway.
+fn step_of(amax: f32) -> f32 {
+    (amax / LARGEST).max(f32::MIN_POSITIVE * 65536.0)
 }
 
 vectorised! {
@@ -449,6 +478,11 @@ mod tests {
                         let values: Vec<i32> =
                             (0..p.stride()).map(|i| value(isa, p, row, i)).collect();
                         for (i, v) in x[row * k..][..k].iter().enumerate() {
+                            let scale = match p.has_block_sums() {
+                                // SAFETY: a scale for every 32 values.
+                                true => unsafe { *p.block_scales(row).add(i / SHARED) },
+                                false => scale,
+                            };
                             let got = values[i] as f32 * scale;
                             assert!(
                                 (got - v).abs() <= scale * 0.51,

@@ -1,8 +1,10 @@
 //! The number formats a product is executed in, and what they mean for a declaration.
 
 use structures_plugin_api::describe::{Band, FormDecl, StatisticDecl, WeightFormat};
+use structures_plugin_api::formats::BlockFormat;
 
 use crate::forms::Leaf;
+use crate::kernels::blocks::Kind;
 
 /// Most rows of a call: beyond, an address in a call's buffers could not be had anyway.
 pub const MOST_ROWS: u64 = 1 << 16;
@@ -10,7 +12,7 @@ pub const MOST_ROWS: u64 = 1 << 16;
 /// A number format of weights and activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// As given, in f32.
+    /// As given, in f32. Packed rows of a checkpoint stay packed and meet 16-bit activations.
     F32,
     /// bf16 weights, activations rounded to bf16 where a product reads them; sums in f32.
     Bf16,
@@ -141,6 +143,9 @@ impl Format {
             WeightFormat::Fp8PerTensor | WeightFormat::Nvfp4
         );
         let groups = leaf.scale_groups.iter().filter(|_| joint);
+        let taken = |format: &BlockFormat| leaf.packed && Kind::of(*format).is_some();
+        let packed = BlockFormat::ALL.into_iter();
+        let packed = packed.filter(|format| self == Format::F32 && taken(format));
         FormDecl {
             spec_versions: leaf.versions.to_vec(),
             spans: owned(leaf.spans),
@@ -156,6 +161,7 @@ impl Format {
                 ..Band::default()
             },
             weight_format: row.weights,
+            packed: packed.collect(),
             scale_groups: groups.map(|group| owned(group)).collect(),
             activation_format: row.activations.into(),
             tolerance: row.tolerance,

@@ -8,7 +8,11 @@
 //! structure is comes from the catalog, by name.
 
 mod activations;
+mod adopt;
 mod arena;
+mod attention;
+#[doc(hidden)]
+pub mod bench;
 mod elementwise;
 mod format;
 mod forms;
@@ -18,6 +22,7 @@ mod linear;
 mod packed;
 mod pool;
 mod ports;
+mod rope;
 mod source;
 
 use std::sync::Arc;

@@ -7,8 +7,10 @@
 use structures_plugin_api::sdk::{BindRequest, Failure, Host};
 
 use crate::activations::{Layout, Want};
+use crate::elementwise::add;
 use crate::format::Format;
-use crate::kernels::{Cover, Tile, PANEL};
+use crate::isa::Isa;
+use crate::kernels::{Cover, Tile, LANES, PANEL};
 use crate::packed::Packed;
 use crate::pool::Line;
 use crate::source::Source;
@@ -214,6 +216,23 @@ impl<'o> Out<'o> {
         let len = len.min(self.width - first);
         // SAFETY: inside the borrowed data; the caller makes it the only borrow of that part.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(row * self.width + first), len) }
+    }
+
+    /// What finishes a tile that only gets a bias, an empty one being none.
+    pub fn writer<'f>(self, isa: Isa, bias: &'f [f32]) -> impl Fn(Cover, &mut Tile) + Sync + 'f
+    where
+        'o: 'f,
+    {
+        move |cover, tile| {
+            let first = cover.line * LANES;
+            for (r, values) in tile.0.iter_mut().enumerate().take(cover.rows) {
+                // SAFETY: every place of the output is in one cover.
+                let out = unsafe { self.row(cover.row + r, first, cover.lines * LANES) };
+                let values = &mut values[..out.len()];
+                add(isa, values, bias.get(first..).unwrap_or(&[]));
+                out.copy_from_slice(values);
+            }
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use structures_plugin_api::formats::{
 use structures_plugin_api::sdk::Failure;
 
 use crate::activations::{largest, Prepared, Want};
+use crate::adopt;
 use crate::arena::Block;
 use crate::format::Format;
 use crate::isa::Isa;
@@ -45,6 +46,21 @@ enum Body {
         kind: Kind,
         scale: f32,
     },
+}
+
+/// The family of rows that are stored packed, and what their sums are multiplied with; `None` where they are not, or not
+/// alike: then they are read as numbers.
+fn stored(source: &Source<'_>) -> Option<(Kind, f32)> {
+    let kind = Kind::of(source.stored()?)?;
+    if kind != Kind::Nvfp4 {
+        return Some((kind, 1.0));
+    }
+    // A global scale stands at the end of every row; one matrix has one here.
+    let tail = |place: usize| source.row(place)?.last_chunk::<4>().copied();
+    let mut tails = (0..source.n()).filter_map(tail);
+    let first = tails.next()?;
+    let one = tails.all(|other| other == first);
+    one.then(|| (kind, 128.0 / f32::from_le_bytes(first)))
 }
 
 /// One panel's bytes and how to find a place in them.
@@ -87,6 +103,7 @@ impl Packed {
             })
         };
         match format {
+            Format::F32 if stored(source).is_some() => Self::adopted(shared, source),
             Format::F32 => {
                 let mut packed = make(line_units(1), Body::F32)?;
                 packed.fill(shared, source, |sheet, line, lane, values| {
@@ -178,6 +195,35 @@ impl Packed {
                 Ok(packed)
             }
         }
+    }
+
+    /// Takes packed rows as they are: the same codes and scales in the kernels' order.
+    fn adopted(shared: &Shared, source: &Source<'_>) -> Result<Self, Failure> {
+        let (n, k) = (source.n(), source.k());
+        let Some((kind, scale)) = stored(source) else {
+            return Err(Failure::refused("packed_format", "rows of several formats"));
+        };
+        let panels = Panels::new(n, k / kind.step(), kind.unit());
+        let mut packed = Packed {
+            n,
+            k,
+            block: shared.arena.block(panels.bytes())?,
+            panels,
+            body: Body::Blocks { kind, scale },
+        };
+        let bytes = packed.block.bytes_mut();
+        let panel_bytes = PANEL * panels.steps * panels.unit;
+        shared
+            .host
+            .parallel_chunks(bytes, panel_bytes, |panel, bytes| {
+                let width = (panels.lines - panel * PANEL).min(PANEL);
+                for place in 0..width * LANES {
+                    if let Some(row) = source.row(panel * WIDTH + place) {
+                        adopt::row(kind, k, row, bytes, width, place / LANES, place % LANES);
+                    }
+                }
+            });
+        Ok(packed)
     }
 
     /// Writes every channel: line within the panel, lane within the line, values.

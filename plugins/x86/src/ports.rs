@@ -1,5 +1,6 @@
 //! Which tensor of a call is which: positions are resolved by name at bind; shapes and rows are checked in a call.
 
+use structures_plugin_api::abi::MAX_RANK;
 use structures_plugin_api::sdk::{BindRequest, Failure, Tensor, TensorMut};
 
 use crate::format::MOST_ROWS;
@@ -135,4 +136,56 @@ pub fn output_of<'o>(
     let output = outputs.get_mut(position).ok_or_else(missing)?;
     expect_dims("an output", &output.as_tensor(), dims)?;
     output.as_f32_mut()
+}
+
+/// Which row of a smaller tensor belongs to each row of a larger one: leading dims align from the first (`[B, D]` meets
+/// `[B, M, D]` as `[B, 1, D]`), a missing dim or one of size 1 repeats, and a single row serves all.
+#[derive(Clone, Copy, Debug)]
+pub struct Spread {
+    axes: usize,
+    dims: [usize; MAX_RANK],
+    strides: [usize; MAX_RANK],
+}
+
+impl Spread {
+    /// The last dim of either is within a row.
+    pub fn of(what: &str, narrow: &Tensor<'_>, wide: &Tensor<'_>) -> Result<Self, Failure> {
+        let own = &narrow.dims()[..narrow.rank().saturating_sub(1)];
+        let lead = &wide.dims()[..wide.rank().saturating_sub(1)];
+        let mut spread = Spread {
+            axes: lead.len(),
+            dims: [1; MAX_RANK],
+            strides: [0; MAX_RANK],
+        };
+        for (to, dim) in spread.dims.iter_mut().zip(lead) {
+            *to = *dim as usize;
+        }
+        if own.iter().all(|dim| *dim == 1) {
+            return Ok(spread);
+        }
+        let fits = |(own, dim): (&i64, &i64)| *own == *dim || *own == 1;
+        if own.len() > lead.len() || !own.iter().zip(lead).all(fits) {
+            let (narrow, wide) = (narrow.dims(), wide.dims());
+            let text = format!("{what} of dims {narrow:?} for rows of {wide:?}");
+            return Err(Failure::invalid("dims_inconsistent", text));
+        }
+        let mut step = 1;
+        for (axis, dim) in own.iter().enumerate().rev() {
+            if *dim > 1 {
+                spread.strides[axis] = step;
+            }
+            step *= *dim as usize;
+        }
+        Ok(spread)
+    }
+
+    /// The row of the smaller tensor.
+    pub fn row(&self, row: usize) -> usize {
+        let (mut rest, mut found) = (row, 0);
+        for axis in (0..self.axes).rev() {
+            found += rest % self.dims[axis] * self.strides[axis];
+            rest /= self.dims[axis];
+        }
+        found
+    }
 }

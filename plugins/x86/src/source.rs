@@ -1,6 +1,7 @@
 //! Weights as the host gave them, seen as one list of output channels in the order in which they are packed.
 
-use structures_plugin_api::sdk::{Failure, Host, Tensor};
+use structures_plugin_api::formats::BlockFormat;
+use structures_plugin_api::sdk::{Failure, Host, PackedRows, Weight};
 
 use crate::isa::Isa;
 use crate::kernels::LANES;
@@ -10,7 +11,7 @@ const PIECE: usize = 16;
 
 /// Channels of one product. A place without a channel is padding: zeros.
 pub struct Source<'a> {
-    parts: Vec<Tensor<'a>>,
+    parts: Vec<Weight<'a>>,
     /// Part and channel of each place.
     order: Vec<Option<(usize, usize)>>,
     k: usize,
@@ -18,19 +19,20 @@ pub struct Source<'a> {
 
 impl<'a> Source<'a> {
     /// Weights of dims `[K, N_i]` side by side.
-    pub fn concatenated(parts: &[Tensor<'a>]) -> Result<Self, Failure> {
-        let (k, sizes) = sizes(parts)?;
+    pub fn concatenated<W: Copy + Into<Weight<'a>>>(parts: &[W]) -> Result<Self, Failure> {
+        let parts: Vec<Weight<'a>> = parts.iter().map(|part| (*part).into()).collect();
+        let (k, sizes) = sizes(&parts)?;
         let each = sizes.iter().enumerate();
         let order = each.flat_map(|(part, n)| (0..*n).map(move |i| Some((part, i))));
         Ok(Source {
             order: order.collect(),
-            parts: parts.to_vec(),
+            parts,
             k,
         })
     }
 
     /// Two weights of the same dims line by line in turn: 16 channels of one, then the same 16 of the other.
-    pub fn interleaved(parts: [Tensor<'a>; 2]) -> Result<Self, Failure> {
+    pub fn interleaved(parts: [Weight<'a>; 2]) -> Result<Self, Failure> {
         let (k, sizes) = sizes(&parts)?;
         if sizes[0] != sizes[1] {
             let text = format!("{} and {} channels in turn", sizes[0], sizes[1]);
@@ -63,8 +65,27 @@ impl<'a> Source<'a> {
         let Some(Some((part, channel))) = self.order.get(place) else {
             return Ok(false);
         };
-        self.parts[*part].select(1, *channel)?.read_f32(out)?;
+        self.parts[*part].read_channel(*channel, out)?;
         Ok(true)
+    }
+
+    /// The format in which all of them are stored packed.
+    pub fn stored(&self) -> Option<BlockFormat> {
+        let mut formats = self.parts.iter().map(|part| match part {
+            Weight::Packed(rows) => Some(rows.format()),
+            Weight::Plain(_) => None,
+        });
+        let first = formats.next()??;
+        formats.all(|other| other == Some(first)).then_some(first)
+    }
+
+    /// The packed row of a place, where it has one.
+    pub fn row(&self, place: usize) -> Option<&'a [u8]> {
+        let (part, channel) = (*self.order.get(place)?)?;
+        match &self.parts[part] {
+            Weight::Packed(rows) => row_of(rows, channel),
+            Weight::Plain(_) => None,
+        }
     }
 
     /// Largest magnitude of all, every one of them finite.
@@ -83,6 +104,11 @@ impl<'a> Source<'a> {
     }
 }
 
+fn row_of<'a>(rows: &PackedRows<'a>, channel: usize) -> Option<&'a [u8]> {
+    rows.data()
+        .get(channel * rows.width()..(channel + 1) * rows.width())
+}
+
 /// Largest magnitude of a channel that has to be finite.
 pub fn finite(isa: Isa, place: usize, values: &[f32]) -> Result<f32, Failure> {
     let amax = crate::activations::largest(isa, values);
@@ -94,24 +120,14 @@ pub fn finite(isa: Isa, place: usize, values: &[f32]) -> Result<f32, Failure> {
 }
 
 /// The common K and each N.
-fn sizes(parts: &[Tensor<'_>]) -> Result<(usize, Vec<usize>), Failure> {
-    let mut all: Option<usize> = None;
-    let mut sizes = Vec::new();
-    for part in parts {
-        match *part.dims() {
-            [k, n] if k > 0 && n > 0 && all.is_none_or(|all| all == k as usize) => {
-                all = Some(k as usize);
-                sizes.push(n as usize);
-            }
-            _ => {
-                let found: Vec<&[i64]> = parts.iter().map(|part| part.dims()).collect();
-                let text = format!("weights of dims {found:?}, expected [K, N] with one K");
-                return Err(Failure::refused("dims_inconsistent", text));
-            }
-        }
+fn sizes(parts: &[Weight<'_>]) -> Result<(usize, Vec<usize>), Failure> {
+    let dims: Vec<[usize; 2]> = parts.iter().map(Weight::dims).collect::<Result<_, _>>()?;
+    let Some([k, _]) = dims.first().copied() else {
+        return Err(Failure::refused("weight_missing", "no weight at all"));
+    };
+    if dims.iter().any(|[own, n]| *own != k || k == 0 || *n == 0) {
+        let text = format!("weights of dims {dims:?}, expected [K, N] with one K");
+        return Err(Failure::refused("dims_inconsistent", text));
     }
-    match all {
-        Some(k) => Ok((k, sizes)),
-        None => Err(Failure::refused("weight_missing", "no weight at all")),
-    }
+    Ok((k, dims.into_iter().map(|[_, n]| n).collect()))
 }

@@ -60,12 +60,11 @@ pub fn run(args: &AttachArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         }
         cx.out.line(&format!("receipt: {}", path.display()));
     }
-    let active = !receipt.seams_active.is_empty() || receipt.adopted.is_some();
-    Ok(if active || receipt.scheme.name == "none" {
-        0
-    } else {
-        3
-    })
+    // Under `none` nothing was asked for but what `--adopt` asks for.
+    let adopted = receipt.adopted.as_ref().map(|a| a.refused.is_none());
+    let active = !receipt.seams_active.is_empty() || adopted == Some(true);
+    let asked = receipt.scheme.name != "none" || adopted.is_some();
+    Ok(if active || !asked { 0 } else { 3 })
 }
 
 /// Options nobody changed.

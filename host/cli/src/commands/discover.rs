@@ -8,6 +8,7 @@ use serde_json::{json, Value as Json};
 use structures::receipt::RefusalNote;
 use structures::sites;
 use structures_bindings::Bindings;
+use structures_catalog::{Catalog, Kind};
 use structures_graph::ModuleTree;
 use structures_models::{Checkpoint, Description, ModelError};
 use structures_seams::Seam;
@@ -24,8 +25,10 @@ pub fn run(args: &DiscoverArgs, cx: &Context<'_>) -> Result<u8, Failure> {
     }
     // Why a model that could be looked at cannot be run.
     let mut not_run: Option<String> = None;
+    let mut unsought = Vec::new();
     let (seams, refused) = match (&args.model, &args.tree) {
         (_, Some(tree)) => {
+            unsought = in_graphs_only(&catalog, &args.structures);
             readable(tree)?;
             let tree = ModuleTree::from_dump_file(tree)?;
             sites::discover_tree(&catalog, &tree, &args.structures)
@@ -38,7 +41,8 @@ pub fn run(args: &DiscoverArgs, cx: &Context<'_>) -> Result<u8, Failure> {
                     // Of a model that no family here runs, the headers still show the modules.
                     let tree = outline(&path, e, &mut not_run)?;
                     let (seams, refused) = sites::discover_tree(&catalog, &tree, &args.structures);
-                    report(&seams, &refused, not_run.as_deref(), cx);
+                    let unsought = in_graphs_only(&catalog, &args.structures);
+                    report(&seams, &refused, &unsought, not_run.as_deref(), cx);
                     return Ok(0);
                 }
             };
@@ -54,8 +58,18 @@ pub fn run(args: &DiscoverArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         }
         (None, None) => return Err(Failure::usage("no model", "give MODEL or --tree FILE")),
     };
-    report(&seams, &refused, None, cx);
+    report(&seams, &refused, &unsought, None, cx);
     Ok(0)
+}
+
+/// Structures that no tree shows: they are found by their operation in a graph.
+fn in_graphs_only(catalog: &Catalog, only: &[String]) -> Vec<String> {
+    let regions = catalog.newest().into_iter();
+    regions
+        .filter(|s| s.kind == Kind::Region && (only.is_empty() || only.contains(&s.name)))
+        .filter(|s| s.slots.as_ref().is_none_or(|slots| !slots.at_module))
+        .map(|s| s.name.clone())
+        .collect()
 }
 
 /// The module tree of a checkpoint that is sound and that nothing here runs; any other fault stays one.
@@ -64,10 +78,12 @@ fn outline(
     fault: ModelError,
     not_run: &mut Option<String>,
 ) -> Result<ModuleTree, Failure> {
-    let Ok(checkpoint) = Checkpoint::open(path) else {
+    let opened = Checkpoint::open(path).or_else(|_| Checkpoint::open_headers(path));
+    let Ok(checkpoint) = opened else {
         return Err(fault.into());
     };
-    let unknown = matches!(fault, ModelError::Unsupported(_)) || checkpoint.kind().is_none();
+    let cannot = matches!(fault, ModelError::Unsupported(_) | ModelError::Codec(_));
+    let unknown = cannot || checkpoint.kind().is_none();
     if !unknown {
         return Err(fault.into());
     }
@@ -75,9 +91,24 @@ fn outline(
     Ok(checkpoint.outline())
 }
 
-fn report(seams: &[Seam], refused: &[RefusalNote], not_run: Option<&str>, cx: &Context<'_>) {
+const NEEDS_GRAPH: &str =
+    "it is found by its operation in a graph of the model, and there is only a tree";
+
+fn report(
+    seams: &[Seam],
+    refused: &[RefusalNote],
+    unsought: &[String],
+    not_run: Option<&str>,
+    cx: &Context<'_>,
+) {
     if cx.out.json() {
         let mut document = json!({ "seams": seams, "refused": refused });
+        if !unsought.is_empty() {
+            let rows = unsought.iter();
+            let rows =
+                rows.map(|s| json!({"structure": s, "code": "needs_graph", "reason": NEEDS_GRAPH}));
+            document["not_looked_for"] = rows.collect();
+        }
         if let Some(why) = not_run {
             document["executable"] = json!(false);
             document["not_executable"] = json!({ "code": "unsupported", "reason": why });
@@ -86,6 +117,11 @@ fn report(seams: &[Seam], refused: &[RefusalNote], not_run: Option<&str>, cx: &C
         return;
     }
     print(seams, refused, cx);
+    if !unsought.is_empty() {
+        let names = unsought.join(", ");
+        cx.out
+            .line(&format!("not looked for: {names}: {NEEDS_GRAPH}"));
+    }
     if let Some(why) = not_run {
         cx.out.line(&format!("cannot be executed: {why}"));
     }

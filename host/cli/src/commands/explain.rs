@@ -1,6 +1,6 @@
 //! `explain`: the coverage table of a receipt.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde_json::json;
@@ -17,9 +17,21 @@ pub fn run(path: &Path, cx: &Context<'_>) -> Result<u8, Failure> {
     let receipt = structures::replay::read(path)?;
     let mut active: BTreeMap<String, usize> = BTreeMap::new();
     for seat in receipt.bound() {
+        let packed: BTreeSet<&str> = seat.packed.values().map(String::as_str).collect();
+        let format = match packed.is_empty() {
+            true => seat.format.clone(),
+            false => {
+                let formats: Vec<&str> = packed.into_iter().collect();
+                format!("adopted {}", formats.join("+"))
+            }
+        };
+        let device = seat
+            .device
+            .as_ref()
+            .map_or(String::new(), |d| format!("@{}", d.index));
         let key = format!(
-            "{} {} ({}:{})",
-            seat.structure, seat.format, seat.plugin, seat.form
+            "{} {format} ({}:{}{device})",
+            seat.structure, seat.plugin, seat.form
         );
         *active.entry(key).or_default() += 1;
     }

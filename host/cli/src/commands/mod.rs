@@ -11,6 +11,7 @@ mod discover;
 mod explain;
 mod generate;
 mod new_plugin;
+mod perplexity;
 mod plugins;
 mod probe;
 mod receipts;
@@ -165,6 +166,7 @@ pub fn run(command: Command, cx: &Context<'_>) -> Result<u8, Failure> {
         Command::Receipts { action } => receipts::run(&action, cx),
         Command::Decisions { action } => decisions::run(action, cx),
         Command::Generate(args) => generate::run(&args, cx),
+        Command::Perplexity(args) => perplexity::run(&args, cx),
         Command::NewPlugin(args) => new_plugin::run(&args, cx),
         Command::Conform(args) => conform::run(&args, cx),
         Command::Completions { shell } => {

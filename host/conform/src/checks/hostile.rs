@@ -40,7 +40,9 @@ pub(super) fn nulls(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
             continue;
         }
         bench.at(what, Some(seed));
-        let Ok(bound) = bench.bind() else { continue };
+        let Ok(bound) = bench.bind_direct() else {
+            continue;
+        };
         let (mut inputs, mut outputs) = operands(bench);
         let (from, to) = (views(&mut inputs), raw(&mut outputs));
         let answer = bound.null_call(bench.cx.throwaway, which, &from, &to);

@@ -13,8 +13,10 @@ use structures_graph::{Layout, OpId, OpKind, ParamRef};
 use structures_plugin_api::formats::BlockFormat;
 use structures_seams::LocatedSpan;
 
-use super::{median, Bench, Bound, Choice, Judge, Prepared, UnitNote, Wanted};
-use crate::adopt::{counterpart, relative_l2, Adopted, Blocks, Layer, Wish, BANKS};
+use super::{
+    median, Bench, Bound, Choice, Decision, Judge, Prepared, UnitNote, Wanted, DECIDED_HOST,
+};
+use crate::adopt::{counterpart, relative_l2, Adopted, Blocks, Layer, NotAdopted, Wish, BANKS};
 use crate::bind::failed;
 use crate::choose::qualify;
 use crate::error::Error;
@@ -87,6 +89,10 @@ impl Prepared<'_> {
                 continue;
             }
             let mut notes = Vec::new();
+            if let Some(kept) = self.decided_host(site) {
+                self.refuse(kept);
+                continue;
+            }
             match self.adopt_site(site, wish, &owned, &mut layers, &mut notes)? {
                 Some(bound) => {
                     owned.extend(bound.install.ops.iter().copied());
@@ -111,6 +117,32 @@ impl Prepared<'_> {
         if self.adopted.is_empty() {
             return Err(self.nothing(wish, &left));
         }
+        let seats = self.adopted.iter().map(|b| b.note.clone()).collect();
+        let bytes = self.adopted.iter().map(|b| b.packed_bytes).sum();
+        self.adoption = Some(Adopted::of(layers, seats, bytes));
+        Ok(())
+    }
+
+    /// A recorded decision that the host keeps a seam.
+    fn decided_host(&self, site: usize) -> Option<RefusalNote> {
+        let Decision::Keep { code, reason } = &self.decisions[site] else {
+            return None;
+        };
+        let s = &self.survey.sites[site];
+        (code == DECIDED_HOST).then(|| RefusalNote {
+            path: s.seam.path.clone(),
+            structure: s.spec.name.clone(),
+            stage: "adopt".into(),
+            code: code.clone(),
+            reason: reason.clone(),
+            plugin: None,
+            form: None,
+        })
+    }
+
+    /// What was adopted stays: seams that the scheme left with the host are adopted now, or lost an operation to one
+    /// that is.
+    pub(super) fn settle_adopted(&mut self) {
         let ids: HashSet<(&str, &str)> = self
             .adopted
             .iter()
@@ -118,10 +150,26 @@ impl Prepared<'_> {
             .collect();
         self.kept
             .retain(|k| !ids.contains(&(k.structure.as_str(), k.path.as_str())));
-        let seats = self.adopted.iter().map(|b| b.note.clone()).collect();
-        let bytes = self.adopted.iter().map(|b| b.packed_bytes).sum();
-        self.adoption = Some(Adopted::of(layers, seats, bytes));
-        Ok(())
+        let ops = self.adopted.iter().flat_map(|b| &b.install.ops);
+        let owned: HashSet<OpId> = ops.copied().collect();
+        for kept in &mut self.kept {
+            let same = |s: &&crate::sites::Site<'_>| {
+                s.spec.name == kept.structure && s.seam.path == kept.path
+            };
+            let Some(site) = self.survey.sites.iter().find(same) else {
+                continue;
+            };
+            let ops = site.spans.iter().flat_map(|span| &span.ops);
+            let Some(op) = ops.copied().find(|op| owned.contains(op)) else {
+                continue;
+            };
+            let owner = self.adopted.iter().find(|b| b.install.ops.contains(&op));
+            let owner = owner.map_or("", |b| b.install.name.as_str());
+            kept.stage = "ownership".into();
+            kept.code = "owned_by".into();
+            kept.reason =
+                format!("`{owner}`, which was adopted, keeps an operation this seam needs");
+        }
     }
 
     /// The first form that takes what is packed here; why not goes into `notes`.
@@ -157,6 +205,18 @@ impl Prepared<'_> {
                 .iter()
                 .all(|s| counterpart(s.format) == Some(choice.form.weight_format));
             if !as_stored && !again {
+                continue;
+            }
+            if let Err((code, reason)) = self.scheme_admits(site, &choice) {
+                notes.push(RefusalNote {
+                    path: s.seam.path.clone(),
+                    structure: s.spec.name.clone(),
+                    stage: "adopt".into(),
+                    code: code.into(),
+                    reason,
+                    plugin: Some(choice.plugin.into()),
+                    form: Some(choice.form.name.clone()),
+                });
                 continue;
             }
             let blocks = match as_stored {
@@ -262,7 +322,8 @@ impl Prepared<'_> {
         Ok(self.model.session().plan(all)?)
     }
 
-    /// The model with what was adopted against the plain host. A failure ends the door: there is no host to go on with.
+    /// The model with what was adopted against the plain host. What does not hold is used nowhere, and the record says
+    /// why.
     pub(super) fn adopted_parity(&mut self, judge: &Judge<'_>) -> Result<(), Error> {
         let seats: Vec<_> = self.adopted.iter().map(|b| b.seat.clone()).collect();
         let plan = self.plan(Vec::new())?;
@@ -272,20 +333,25 @@ impl Prepared<'_> {
             adoption.metrics = note.metrics;
             adoption.band = note.band;
         }
-        match refusal {
-            None => Ok(()),
-            Some(no) => {
-                let message = format!(
-                    "what was adopted does not hold against the host: {}",
-                    no.reason
-                );
-                Err(Error::refused(no.code, message))
+        if let Some(no) = refusal {
+            self.adopted.clear();
+            if let Some(adoption) = &mut self.adoption {
+                adoption.seats.clear();
+                adoption.packed_bytes = 0;
+                adoption.refused = Some(NotAdopted {
+                    code: no.code,
+                    reason: format!("does not hold against the host: {}", no.reason),
+                });
             }
         }
+        Ok(())
     }
 }
 
-/// Conversion errors: what the form multiplies with against the checkpoint's values on the host, measured whether the
+/// Bytes a form may add to any weights: tables, alignment.
+const LAYOUT: u64 = 64 << 10;
+
+/// Conversion errors: what the form is given to multiply with against the checkpoint's values on the host, measured whether the
 /// rows were taken as they are or packed again.
 fn layers_of(
     bound: &Bound,
@@ -294,6 +360,15 @@ fn layers_of(
     blocks: &Blocks,
     plain: &[NamedWeight],
 ) -> Result<Vec<Layer>, Error> {
+    let given: usize = plain
+        .iter()
+        .map(|w| match blocks.get(&w.name) {
+            Some(packed) => packed.rows.len(),
+            None => size_of::<f32>() * w.tensor.elem_count(),
+        })
+        .sum();
+    // A form may lay rows out anew; one that holds a twentieth more has unpacked them.
+    let unpacked = bound.packed_bytes > given as u64 + given as u64 / 20 + LAYOUT;
     let rounded = match blocks.is_empty() {
         true => round_weights(plain, choice.form, &ChannelFactors::new())?,
         false => Vec::new(),
@@ -317,7 +392,7 @@ fn layers_of(
             param: slot.param.to_string(),
             format: slot.format.name().into(),
             form: format!("{}:{}", choice.plugin, choice.form.name),
-            converted: blocks.is_empty(),
+            converted: blocks.is_empty() || unpacked,
             relative_l2: relative_l2(&got, &want),
         });
     }

@@ -12,7 +12,7 @@ use structures_seams::HostFacts;
 use super::{median, Bound, Choice, Decision, Prepared};
 use crate::adopt::Blocks;
 use crate::bind::{installs, Bench, Place};
-use crate::choose::qualify;
+use crate::choose::qualify_at;
 use crate::error::Error;
 use crate::judge::Judge;
 use crate::receipt::{RefusalNote, UnitNote, WireEndNote, WireNote};
@@ -62,6 +62,7 @@ impl<'a> Prepared<'a> {
             if bounds.is_empty() {
                 continue;
             }
+            self.did("gate");
             let note = self.judge_pairs(judge, &pairs[0], &bounds)?;
             let passed = note.outcome == "activated";
             units.push(note);
@@ -87,6 +88,7 @@ impl<'a> Prepared<'a> {
     fn bind_pairs(&mut self, judge: &Judge<'_>, pairs: &[Pair<'a>]) -> (Vec<Bound>, Vec<WireNote>) {
         let (mut bounds, mut notes) = (Vec::new(), Vec::new());
         judge.progress.stage("bind wires", pairs.len());
+        self.did("bind");
         for pair in pairs {
             judge.progress.tick();
             match self.bind_pair(pair) {
@@ -128,6 +130,9 @@ impl<'a> Prepared<'a> {
                 pair.forms[0].form.name, pair.forms[1].form.name
             )),
         };
+        if let Err(reason) = self.host.check_memory() {
+            return Err(refused("insufficient_memory", reason));
+        }
         let mut plugins = Vec::new();
         for form in &pair.forms {
             match self.host.registry.plugin(form.plugin) {
@@ -199,7 +204,7 @@ impl<'a> Prepared<'a> {
             .progress
             .stage(&format!("judge {name}"), self.judging());
         let seats: Vec<_> = bounds.iter().map(|b| b.seat.clone()).collect();
-        let mut note = judge.judge(installs(bounds), &seats)?;
+        let mut note = judge.judge(installs(bounds), &seats, &self.rows_at(bounds))?;
         let both = |f: fn(&Choice<'a>) -> String| {
             let [a, b] = [f(&first.forms[0]), f(&first.forms[1])];
             match a == b {
@@ -309,20 +314,24 @@ impl<'a> Prepared<'a> {
             let s = &self.survey.sites[site];
             let mut open = [true, true];
             for choice in self.choices(site) {
-                let Ok(span) = qualify(s, &choice, "f32", &self.seams[site].rows) else {
+                // Why not is told where the site is bound by itself.
+                if self.scheme_admits(site, &choice).is_err() {
                     continue;
-                };
+                }
                 let form = choice.form;
                 for wire in form.wire_ends().filter(|w| w.format == WIRE_FP8_E4M3) {
-                    let ports = match wire.emits {
-                        true => &s.spans[span].outputs,
-                        false => &s.spans[span].inputs,
+                    let value = |span: usize| {
+                        let ports = match wire.emits {
+                            true => &s.spans[span].outputs,
+                            false => &s.spans[span].inputs,
+                        };
+                        ports.iter().find(|(n, _)| n == wire.port)?.1
                     };
-                    let value = ports
-                        .iter()
-                        .find(|(n, _)| n == wire.port)
-                        .and_then(|(_, v)| *v);
-                    let (Some(value), true) = (value, open[usize::from(wire.emits)]) else {
+                    // The widest span may hold the tensor inside: the wire is at the edge of a narrower one.
+                    let rows = &self.seams[site].rows;
+                    let span = qualify_at(s, &choice, "f32", rows, |i| value(i).is_some());
+                    let Ok(span) = span else { continue };
+                    let (Some(value), true) = (value(span), open[usize::from(wire.emits)]) else {
                         continue;
                     };
                     open[usize::from(wire.emits)] = false;

@@ -394,7 +394,7 @@ impl StaticPlan {
             let (bytes, address) = match &w.content {
                 Content::Values(buf) => {
                     let at = self.arena.offset(*buf);
-                    (self.arena.get(*buf).len() * size_of::<f32>(), Some(at))
+                    (size_of_val(self.arena.get(*buf)), Some(at))
                 }
                 Content::Numbers(at) => (self.numbers[*at].len() * size_of::<i64>(), None),
             };

@@ -90,6 +90,13 @@ impl fmt::Debug for Checkpoint {
 impl Checkpoint {
     /// Reads the headers of a directory or of a `.gguf` file.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let mut checkpoint = Self::open_headers(path)?;
+        checkpoint.find_compressed()?;
+        Ok(checkpoint)
+    }
+
+    /// As [`Self::open`], whether or not there is a codec for weights that are packed: for who only looks at shapes.
+    pub fn open_headers(path: &Path) -> Result<Self, ModelError> {
         let kind = std::fs::metadata(path).map_err(|e| {
             let help = "give a directory with config.json and safetensors, or a .gguf file";
             ModelError::io(path, "find it", e, help)
@@ -148,20 +155,7 @@ impl Checkpoint {
                 }
             }
         }
-        checkpoint.find_compressed()?;
         Ok(checkpoint)
-    }
-
-    /// Nothing is left to say about a configuration whose codec is here.
-    fn find_compressed(&mut self) -> Result<(), ModelError> {
-        let path = self.metadata_path();
-        if let Metadata::Config(config) = &mut self.metadata {
-            if let Some(found) = compressed::find(&path, config, &self.tensors)? {
-                config.remove(compressed::KEY);
-                self.compressed = found;
-            }
-        }
-        Ok(())
     }
 
     fn add_indexed(&mut self, path: &Path, index_path: &Path) -> Result<(), ModelError> {
@@ -194,6 +188,18 @@ impl Checkpoint {
                     },
                     "index and shards do not belong together: get both again",
                 ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is left to say about a configuration whose codec is here.
+    fn find_compressed(&mut self) -> Result<(), ModelError> {
+        let path = self.metadata_path();
+        if let Metadata::Config(config) = &mut self.metadata {
+            if let Some(found) = compressed::find(&path, config, &self.tensors)? {
+                config.remove(compressed::KEY);
+                self.compressed = found;
             }
         }
         Ok(())

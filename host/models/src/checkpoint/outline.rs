@@ -75,15 +75,16 @@ impl Checkpoint {
     /// The modules that the headers show, whatever the family.
     pub fn outline(&self) -> ModuleTree {
         let mut modules: IndexMap<String, Module> = IndexMap::new();
-        for (name, entry) in &self.tensors {
+        for tensor in self.tensor_infos() {
+            let name = tensor.name.as_str();
             let (path, param) = match &self.metadata {
                 Metadata::Config(_) => of_other_framework(split(name)),
                 Metadata::Gguf(_) => self.published(name),
             };
             let module = modules.entry(path.clone()).or_insert_with(|| other(&path));
             let info = ParamInfo {
-                dims: entry.dims.clone(),
-                dtype: entry.stored.name().into(),
+                dims: tensor.dims,
+                dtype: tensor.dtype.into(),
             };
             module.params.insert(param, info);
         }

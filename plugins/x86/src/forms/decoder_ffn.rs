@@ -6,7 +6,7 @@
 use structures_plugin_api::abi::{CallCtx, FormFacts};
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
-use super::{axis, Leaf};
+use super::{axis, each_row, Leaf};
 use crate::elementwise::{add, gated, rms_norm, scale, scale_by_one_plus, Activation};
 use crate::format::Format;
 use crate::kernels::LANES;
@@ -19,6 +19,7 @@ use crate::Shared;
 pub const LEAF: Leaf = Leaf {
     formats: Format::ALL,
     points: &["x_after_norm", "act_after_mul"],
+    packed: true,
     scale_groups: &[&["w_gate", "w_up"]],
     variants: &[
         ("activation", &["silu", "gelu"]),
@@ -27,9 +28,6 @@ pub const LEAF: Leaf = Leaf {
     ],
     ..Leaf::plain("decoder_ffn", &["block", "ffn"], bind)
 };
-
-/// Values of normed rows that are worth waking a thread for.
-const GRAIN: usize = 1 << 14;
 
 /// What the span `block` has around the span `ffn`.
 struct Block {
@@ -56,14 +54,15 @@ fn bind(
     format: Format,
     request: &BindRequest<'_>,
 ) -> Result<Box<dyn BoundForm>, Failure> {
-    let gate = request.required_weight("w_gate")?;
-    let [d, f] = *gate.dims() else {
-        let text = format!("w_gate has dims {:?}, expected [D, F]", gate.dims());
+    let [gate, up, down] =
+        ["w_gate", "w_up", "w_down"].map(|slot| request.required_product_weight(slot));
+    let (gate, up, down) = (gate?, up?, down?);
+    let [d, f] = gate.dims()?;
+    if up.dims()? != [d, f] || down.dims()? != [f, d] {
+        let (up, down) = (up.dims()?, down.dims()?);
+        let text = format!("gate {:?}, up {up:?}, down {down:?}", [d, f]);
         return Err(Failure::refused("dims_inconsistent", text));
-    };
-    let (d, f) = (d as usize, f as usize);
-    let up = request.weight_of_dims("w_up", &[d, f])?;
-    let down = request.weight_of_dims("w_down", &[f, d])?;
+    }
     let (inputs, outputs) = (&request.params.inputs, &request.params.outputs);
     let (block, input, output) = match request.span {
         "block" => (Some(Block::bind(request, d)?), "x", "out"),
@@ -179,12 +178,7 @@ impl BoundForm for Ffn {
                         add(isa, to, &shift[own]);
                     }
                 };
-                if rows * d < GRAIN {
-                    let each = normed.chunks_exact_mut(d).enumerate();
-                    each.for_each(|(row, to)| one(row, to));
-                } else {
-                    self.shared.host.parallel_chunks(normed, d, one);
-                }
+                each_row(&self.shared.host, normed, d, one);
                 normed
             }
         };

@@ -15,6 +15,7 @@ use crate::Shared;
 pub const LEAF: Leaf = Leaf {
     formats: Format::ALL,
     points: &["x"],
+    packed: true,
     // `bf16` is the axis' word for "the boundary dtype"; wires are not consumed here.
     variants: &[
         ("in_dtype", &["bf16"]),
@@ -46,7 +47,7 @@ fn bind(
     format: Format,
     request: &BindRequest<'_>,
 ) -> Result<Box<dyn BoundForm>, Failure> {
-    let source = Source::concatenated(&[request.required_weight("w")?])?;
+    let source = Source::concatenated(&[request.required_product_weight("w")?])?;
     let linear = Linear::bind(shared, format, &source, request, "x")?;
     // Without the axis a bias is added where there is one.
     let bias = match (axis(request, "bias"), request.weight("b")) {

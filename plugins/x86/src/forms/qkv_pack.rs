@@ -17,6 +17,7 @@ use crate::Shared;
 pub const LEAF: Leaf = Leaf {
     formats: Format::PACK,
     points: &["x"],
+    packed: true,
     scale_groups: &[&["w_*"]],
     // `bf16_fused_quant` is the axis' word for "as it comes".
     variants: &[("bind", &["leaf"]), ("in_dtype", &["bf16_fused_quant"])],
@@ -49,9 +50,9 @@ fn bind(
     let outputs = &request.params.outputs;
     let (mut weights, mut siblings, mut bias) = (Vec::new(), Vec::new(), Vec::new());
     let (mut first, mut biased) = (0, false);
-    while let Some(weight) = request.weight(&format!("w_{}", siblings.len())) {
+    while let Some(weight) = request.product_weight(&format!("w_{}", siblings.len()))? {
         let i = siblings.len();
-        let (channels, slot) = (weight.cols(), format!("b_{i}"));
+        let ([_, channels], slot) = (weight.dims()?, format!("b_{i}"));
         bias.extend(match request.weight(&slot) {
             Some(_) => {
                 biased = true;

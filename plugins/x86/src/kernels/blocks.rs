@@ -3,7 +3,7 @@
 //! A block's codes are multiplied with the activations' integers exactly; the block's sum is scaled in f32 and added
 //! up. What a format's codes are relative to (an offset, a table) is resolved in bytes while they are unpacked, so that
 //! codes are unsigned, and the offset comes back through the sum of the block's activations, which the call prepares
-//! once. A minimum a block has (Q4_1, Q4_K) is multiplied with that same sum.
+//! once. Activations have a scale of their own for every 32 inputs. A minimum a block has (Q4_1, Q4_K) is multiplied with that same sum.
 //!
 //! # Layout
 //! Step by step, for the `w` lines of a panel: heads (`w` times [`Kind::head`] bytes), then for each block of the step
@@ -16,8 +16,10 @@
 
 use std::arch::x86_64::*;
 
+use structures_plugin_api::formats::BlockFormat;
+
 use super::{by_rows, by_size, Cover, Panels, Tile, LANES, PANEL};
-use crate::activations::Integers;
+use crate::activations::{Integers, SHARED};
 use crate::isa::Isa;
 
 /// A family of codes and scales.
@@ -102,6 +104,19 @@ impl Kind {
             Kind::Q4_1 => Q4_1,
             Kind::Q4K => Q4K,
             Kind::Q6K => Q6K,
+        }
+    }
+
+    /// The family of a checkpoint's packed rows, where they are taken as they are.
+    pub const fn of(format: BlockFormat) -> Option<Self> {
+        match format {
+            BlockFormat::Nvfp4 => Some(Kind::Nvfp4),
+            BlockFormat::Q8_0 => Some(Kind::Q8_0),
+            BlockFormat::Q4_0 => Some(Kind::Q4_0),
+            BlockFormat::Q4_1 => Some(Kind::Q4_1),
+            BlockFormat::Q4K => Some(Kind::Q4K),
+            BlockFormat::Q6K => Some(Kind::Q6K),
+            BlockFormat::Fp8 => None,
         }
     }
 
@@ -249,6 +264,7 @@ unsafe fn vnni<const KIND: u8, const R: usize, const W: usize>(
                                 _ => *sums,
                             }
                         };
+                        let own = *x.block_scales(cover.row + r).add(input / SHARED);
                         let mut a = _mm512_setzero_si512();
                         let mut b = match has_minimum(KIND) {
                             true => _mm512_setzero_si512(),
@@ -263,9 +279,11 @@ unsafe fn vnni<const KIND: u8, const R: usize, const W: usize>(
                         }
                         let dot = _mm512_add_epi32(_mm512_slli_epi32::<8>(a), b);
                         let value = &mut values[r][l];
+                        let scale = _mm512_mul_ps(scale, _mm512_set1_ps(own));
                         *value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, *value);
                         if has_minimum(KIND) {
-                            *value = _mm512_fmadd_ps(_mm512_set1_ps(sum as f32), least, *value);
+                            let sum = _mm512_set1_ps(own * sum as f32);
+                            *value = _mm512_fmadd_ps(sum, least, *value);
                         }
                     }
                 }
@@ -403,6 +421,7 @@ unsafe fn avx2<const KIND: u8, const R: usize>(
                             _ => *sums,
                         }
                     };
+                    let own = *x.block_scales(cover.row + r).add(input / SHARED);
                     let mut parts = [_mm256_setzero_si256(); 4];
                     for g in 0..inputs_of(KIND) / 4 {
                         let four = row.add(4 * g).cast::<i64>().read_unaligned();
@@ -416,15 +435,15 @@ unsafe fn avx2<const KIND: u8, const R: usize>(
                     for half in 0..2 {
                         let dot = super::int8::channels_of(parts[2 * half], parts[2 * half + 1]);
                         let value = &mut values[r][half];
+                        let scale = _mm256_mul_ps(scale[half], _mm256_set1_ps(own));
+                        let dot = match has_minimum(KIND) {
+                            true => dot,
+                            false => _mm256_add_epi32(dot, _mm256_set1_epi32(sum)),
+                        };
+                        *value = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, *value);
                         if has_minimum(KIND) {
-                            let sum = _mm256_set1_ps(sum as f32);
+                            let sum = _mm256_set1_ps(own * sum as f32);
                             *value = _mm256_fmadd_ps(sum, least[half], *value);
-                            let dot = _mm256_cvtepi32_ps(dot);
-                            *value = _mm256_fmadd_ps(dot, scale[half], *value);
-                        } else {
-                            let dot = _mm256_add_epi32(dot, _mm256_set1_epi32(sum));
-                            let dot = _mm256_cvtepi32_ps(dot);
-                            *value = _mm256_fmadd_ps(dot, scale[half], *value);
                         }
                     }
                 }

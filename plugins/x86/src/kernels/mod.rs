@@ -18,7 +18,7 @@ pub mod f32;
 pub mod fp8;
 pub mod int8;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
 /// Channels of a line.
 pub const LANES: usize = 16;

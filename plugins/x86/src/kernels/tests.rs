@@ -2,11 +2,14 @@
 
 use structures_plugin_api::abi::{Contract, DType};
 use structures_plugin_api::describe::{BindParams, WeightFormat};
-use structures_plugin_api::formats::{round_weight, ActivationRounding, WeightMatrix};
-use structures_plugin_api::sdk::{BindRequest, Failure, Host, Tensor};
+use structures_plugin_api::formats::{
+    f32_to_f16, round_weight, ActivationRounding, BlockFormat, WeightMatrix,
+};
+use structures_plugin_api::sdk::{BindRequest, Failure, Host, PackedRows, Tensor, Weight};
 
 use crate::format::Format;
 use crate::isa::Isa;
+use crate::kernels::blocks::Kind;
 use crate::kernels::{LANES, WIDTH};
 use crate::linear::{Linear, Out};
 use crate::pool::Line;
@@ -246,4 +249,81 @@ fn more_inputs_than_sums_can_hold_are_refused() {
     let (w, x) = (vec![0.0; k], vec![0.0; k]);
     let refused = run(Isa::here()[0], Format::W8a16, &w, &x, 1, k).expect_err("too many");
     assert_eq!(refused.code, "envelope");
+}
+
+/// Rows of a packed format with sane scales: bytes at random, the f16 scales among them small.
+fn packed_rows(format: BlockFormat, n: usize, k: usize) -> Vec<u8> {
+    let width = format.row_bytes(k).expect("whole blocks");
+    let mut bytes: Vec<u8> = noise(n * width, 21)
+        .iter()
+        .map(|v| ((v + 1.0) * 127.9) as u8)
+        .collect();
+    let half = |at: &mut [u8], i: usize| {
+        let value = f32_to_f16(0.01 + (i % 7) as f32 * 0.003);
+        at[..2].copy_from_slice(&value.to_le_bytes());
+    };
+    for (r, row) in bytes.chunks_exact_mut(width).enumerate() {
+        let (size, halves): (usize, &[usize]) = match format {
+            BlockFormat::Q8_0 => (34, &[0]),
+            BlockFormat::Q4_0 => (18, &[0]),
+            BlockFormat::Q4_1 => (20, &[0, 2]),
+            BlockFormat::Q4K => (144, &[0, 2]),
+            BlockFormat::Q6K => (210, &[208]),
+            _ => {
+                let scales = k / 2..k / 2 + k / 16;
+                row[scales].iter_mut().for_each(|s| *s = 40 + *s % 40);
+                let end = row.len() - 4;
+                row[end..].copy_from_slice(&3.5_f32.to_le_bytes());
+                continue;
+            }
+        };
+        for (b, block) in row.chunks_exact_mut(size).enumerate() {
+            halves
+                .iter()
+                .for_each(|at| half(&mut block[*at..], r + b + at));
+        }
+    }
+    bytes
+}
+
+#[test]
+fn packed_rows_of_every_format_are_multiplied_as_they_are() {
+    for isa in Isa::here() {
+        for format in BlockFormat::ALL
+            .into_iter()
+            .filter(|f| Kind::of(*f).is_some())
+        {
+            for (n, k) in [(1, 256), (17, 512), (70, 768)] {
+                let bytes = packed_rows(format, n, k);
+                let rows = PackedRows::new(format, n, k, &bytes).expect("fits");
+                let x: Vec<f32> = noise(7 * k, 22).iter().map(|v| v + 0.4).collect();
+                let shared = shared(isa);
+                let contract = Contract::capacity(DType::F32, 7);
+                let request = BindRequest::new("any", "any", BindParams::default(), &contract);
+                let source = Source::concatenated(&[Weight::Packed(rows)]).expect("fits");
+                let linear = Linear::bind(&shared, Format::F32, &source, &request, "x");
+                let linear = linear.expect("binds");
+                let stored = bytes.len() as f64 * (n.div_ceil(16) * 16) as f64 / n as f64;
+                assert!((linear.bytes() as f64) < stored * 1.05 + 64.0, "{format}");
+                let mut out = vec![f32::NAN; 7 * n];
+                let mut buffer = vec![Line([0xff; 64]); linear.buffer(7)];
+                let to = Out::new(&mut out, n);
+                linear.run(&shared, &x, 7, &mut buffer, to.writer(isa, &[]));
+                let mut w = vec![0.0; k];
+                for channel in 0..n {
+                    rows.decode(channel, 0, &mut w);
+                    for row in 0..7 {
+                        let x = &x[row * k..][..k];
+                        let each = || x.iter().zip(&w).map(|(x, w)| f64::from(*x) * f64::from(*w));
+                        let (want, size) = (each().sum::<f64>(), each().map(f64::abs).sum::<f64>());
+                        let got = f64::from(out[row * n + channel]);
+                        assert!(
+                            (got - want).abs() < 3e-5 * size,
+                            "{isa:?} {format} {n} x {k} row {row} channel {channel}: {got} for {want} ({size})"
+                        );
+                    }
+                }
+            }
+        }
+    }
 }
