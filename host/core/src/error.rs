@@ -128,6 +128,10 @@ fn graph_code(e: &GraphError) -> &'static str {
     match e {
         GraphError::Tree { .. } => "malformed",
         GraphError::Span { reason, .. } if names_a_code(reason) => "strict_fallback",
+        GraphError::Capture { code, .. } => code,
+        GraphError::Guard { .. } => "capture_guard",
+        GraphError::NoWindow { .. } => "window_unknown",
+        GraphError::WindowForm { .. } => "window_form",
         _ => "host_failed",
     }
 }

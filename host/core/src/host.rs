@@ -30,6 +30,8 @@ pub struct HostOptions {
     pub bindings: Vec<PathBuf>,
     /// File of recorded decisions; none are read when absent.
     pub decisions: Option<PathBuf>,
+    /// Judge decode steps eagerly, not in the captured form they are served in.
+    pub eager: bool,
 }
 
 /// The host process.
@@ -44,6 +46,8 @@ pub struct Host {
     pub bindings: Bindings,
     /// Recorded decisions.
     pub decisions: Store,
+    /// Judge decode steps eagerly.
+    pub eager: bool,
 }
 
 impl Host {
@@ -70,6 +74,7 @@ impl Host {
             schemes: schemes::Registry::builtin(),
             bindings,
             decisions,
+            eager: options.eager,
         })
     }
 

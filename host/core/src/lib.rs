@@ -10,11 +10,15 @@
 
 pub mod adopt;
 pub mod attach;
+pub mod bench;
 pub mod bind;
 mod bound_seam;
+pub mod capture;
 pub mod chain;
 pub mod choose;
+pub mod crew;
 pub mod decisions;
+pub mod decode;
 pub mod digest;
 pub mod environment;
 pub mod error;
@@ -31,10 +35,12 @@ pub mod qualify;
 pub mod receipt;
 pub mod replay;
 pub mod samples;
+pub mod sampling;
 pub mod schemes;
 pub mod seat;
 pub mod sites;
 pub mod stats;
+pub mod stops;
 pub mod trial;
 pub mod verify;
 pub mod wires;

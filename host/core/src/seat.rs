@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::ThreadId;
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
-use structures_graph::session::{SpanOutcome, SpanRunner};
+use structures_graph::session::{Frozen, SpanOutcome, SpanRunner, ViewMut};
 use structures_graph::{Dim, GraphError};
 
 use crate::ledger::{Counts, Ledger};
@@ -27,6 +27,21 @@ pub trait Executable: Send + Sync {
         inputs: &[Option<(&[f32], &[usize])>],
         outputs: &mut [(Vec<f32>, Vec<usize>)],
     ) -> Result<(), CallFailure>;
+
+    /// The same into the caller's memory, for captured steps. What is bound through a plugin allocates nothing here.
+    fn call_into(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+    ) -> Result<(), CallFailure> {
+        let blank = |(data, dims): &ViewMut<'_>| (vec![0.0; data.len()], dims.to_vec());
+        let mut made: Vec<_> = outputs.iter().map(blank).collect();
+        self.call(inputs, &mut made)?;
+        for ((out, _), (data, _)) in outputs.iter_mut().zip(&made) {
+            out.copy_from_slice(data);
+        }
+        Ok(())
+    }
 }
 
 /// Why a form did not serve an admitted call.
@@ -179,25 +194,49 @@ impl Seat {
             let reason = format!("expected host memory, found {:?}", t.device().location());
             return Err(("rt_device", reason));
         }
-        let rows = first.elem_count() / width.max(1);
-        if let Some((lo, hi)) = self.admission.band {
-            if rows < lo || rows > hi {
-                return Ok(rows);
-            }
+        let rows = self.admit_sizes(Some(first.dims()))?;
+        if !self.out_of_band(rows) {
+            self.admit_thread()?;
+        }
+        Ok(rows)
+    }
+
+    /// Number of rows of a call whose first input has these dims.
+    pub(crate) fn admit_sizes(
+        &self,
+        first: Option<&[usize]>,
+    ) -> Result<usize, (&'static str, String)> {
+        let Some(dims) = first else {
+            let reason = "the span was called without any input".to_string();
+            return Err(("rt_width", reason));
+        };
+        let width = dims.last().copied().unwrap_or(0);
+        if width != self.admission.width {
+            let reason = format!("expected {}, found {width}", self.admission.width);
+            return Err(("rt_width", reason));
+        }
+        let rows = dims.iter().product::<usize>() / width.max(1);
+        if self.out_of_band(rows) {
+            return Ok(rows);
         }
         match self.admission.rows {
             Rows::Exact(exact) if rows != exact => {
                 let reason = format!("expected exactly {exact} rows, found {rows}");
-                return Err(("rt_rows", reason));
+                Err(("rt_rows", reason))
             }
             Rows::Capacity(most) if rows > most => {
                 let reason = format!("bound for at most {most} rows, found {rows}");
-                return Err(("rt_row_capacity", reason));
+                Err(("rt_row_capacity", reason))
             }
-            _ => {}
+            _ => Ok(rows),
         }
-        self.admit_thread()?;
-        Ok(rows)
+    }
+
+    fn guard(&self, reason: String) -> GraphError {
+        GraphError::Guard {
+            name: self.key.clone(),
+            reason,
+        }
     }
 
     /// Whether the calling thread may use the form.
@@ -397,6 +436,42 @@ impl SpanRunner for Seat {
             }
             Ok(_) => self.serve(inputs),
             Err((code, reason)) => self.miss(code, &reason),
+        }
+    }
+
+    /// The contract is checked here, once: in a captured step sizes do not move.
+    fn freeze(&self, inputs: &[Option<&[usize]>]) -> Result<Frozen, GraphError> {
+        if self.ledger.is_detached() {
+            return Ok(Frozen::Host);
+        }
+        match self.admit_sizes(inputs.iter().flatten().next().copied()) {
+            Ok(rows) if self.out_of_band(rows) => Ok(Frozen::Host),
+            Ok(_) => Ok(Frozen::Served { allocates: false }),
+            Err((code, reason)) => Err(self.guard(format!("{code}: {reason}"))),
+        }
+    }
+
+    fn replay(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<(), GraphError> {
+        if self.ledger.is_detached() {
+            return Err(self.guard("the seat gave itself up after the step was captured".into()));
+        }
+        if let Err((code, reason)) = self.admit_thread() {
+            self.miss(code, &reason)?;
+            return Err(self.guard(format!("{code}: {reason}")));
+        }
+        self.form.call_into(inputs, outputs).or_else(|failure| {
+            let reason = format!("{}: {}", failure.code, failure.message);
+            // Counted as an eager call would be; in strict mode the run ends here.
+            self.fail(failure)?;
+            Err(self.guard(reason))
+        })
+    }
+
+    fn replayed(&self, planned: Frozen) {
+        match planned {
+            Frozen::Served { .. } => self.ledger.served(),
+            Frozen::Host if !self.ledger.is_detached() => self.ledger.dispatched(),
+            _ => {}
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One file a command. Each gives its exit code or a failure.
 
 mod attach;
+mod bench;
 mod bindings;
 mod calibrate;
 mod catalog;
@@ -45,6 +46,7 @@ impl Context<'_> {
                 catalog: self.global.catalog.clone(),
                 bindings: self.binding_dirs()?,
                 decisions: self.decisions_file(),
+                eager: false,
             },
             &self.scan_options()?,
         )?)
@@ -165,6 +167,7 @@ pub fn run(command: Command, cx: &Context<'_>) -> Result<u8, Failure> {
         Command::Receipts { action } => receipts::run(&action, cx),
         Command::Decisions { action } => decisions::run(action, cx),
         Command::Generate(args) => generate::run(&args, cx),
+        Command::Bench(args) => bench::run(&args, cx),
         Command::NewPlugin(args) => new_plugin::run(&args, cx),
         Command::Conform(args) => conform::run(&args, cx),
         Command::Completions { shell } => {

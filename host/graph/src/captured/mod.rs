@@ -394,7 +394,7 @@ impl StaticPlan {
             let (bytes, address) = match &w.content {
                 Content::Values(buf) => {
                     let at = self.arena.offset(*buf);
-                    (self.arena.get(*buf).len() * size_of::<f32>(), Some(at))
+                    (size_of_val(self.arena.get(*buf)), Some(at))
                 }
                 Content::Numbers(at) => (self.numbers[*at].len() * size_of::<i64>(), None),
             };
@@ -751,7 +751,14 @@ impl Run<'_> {
             *result = (lent, dims.as_slice());
         }
         let results = &mut results[..outputs.len()];
-        planned.runner.replay(&views[..inputs.len()], results)
+        let done = planned.runner.replay(&views[..inputs.len()], results);
+        done.map_err(|e| match e {
+            GraphError::Guard { reason, .. } => GraphError::Guard {
+                name: planned.name.clone(),
+                reason,
+            },
+            other => other,
+        })
     }
 
     fn put(
