@@ -26,7 +26,7 @@ use crate::environment::cpu_name;
 use crate::error::Error;
 use crate::gates::{Floors, OutputKind, Schedule};
 use crate::host::{Host, Loaded};
-use crate::judge::{summary, Judge};
+use crate::judge::{self, summary, Judge};
 use crate::observe::Watch;
 use crate::precision::{self, Descriptor, PrecisionSpec};
 use crate::progress::Progress;
@@ -712,7 +712,9 @@ impl<'a> Prepared<'a> {
     where
         'a: 'j,
     {
+        let captured = self.captured(&host);
         Judge {
+            captured,
             runner: Runner::new(self.model.session(), self.judged[0].len()),
             host,
             base: self.base(),
@@ -728,6 +730,13 @@ impl<'a> Prepared<'a> {
             row_note: row_note(self.seams.first().map_or(&[], |s| s.rows.as_slice())),
             progress,
         }
+    }
+
+    /// Whether both arms are judged in the captured form.
+    fn captured(&self, host: &Plan) -> bool {
+        !self.host.eager
+            && self.workload == Workload::Decode
+            && judge::capturable(self.model.session(), host)
     }
 
     fn judge(mut self, progress: &dyn Progress) -> Result<Attachment, Error> {
@@ -1012,6 +1021,10 @@ impl<'a> Prepared<'a> {
         let adopted: Vec<Arc<Seat>> = self.adopted.iter().map(|b| b.seat.clone()).collect();
         let schedule = self.options.schedule;
         let threads = structures_loader::pool::Pool::global().threads();
+        let form = match self.captured(&self.plan(Vec::new())?) {
+            true => "captured",
+            false => "eager",
+        };
         let note = self.calibration.note.clone();
         let used: BTreeSet<&str> = units
             .iter()
@@ -1044,11 +1057,12 @@ impl<'a> Prepared<'a> {
                 .collect(),
             min_speedup: self.options.min_speedup,
             timing: TimingNote {
+                form: form.into(),
                 method: "paired, alternating; medians of per-round ratios".into(),
                 rounds: schedule.rounds() as usize,
                 iters: schedule.iters() as usize,
                 threads,
-                baseline: format!("session on candle f32, {threads} threads"),
+                baseline: format!("session on candle f32, {form}, {threads} threads"),
                 iteration: match self.workload {
                     Workload::Decode => "one token after a prefilled prompt".into(),
                     Workload::Prefill => format!("one prompt of {} tokens", self.judged[0].len()),
