@@ -349,7 +349,7 @@ fn b_189_b_428_calls_that_fell_back_refuse_the_unit_although_parity_passes() {
         min_speedup: 0.0,
         schedule: Schedule::new(1, 1).unwrap(),
         judged_on: "held-out samples".into(),
-        row_note: String::new(),
+        captured: false,
         progress: &Silent,
     };
     let judged = |seat: Arc<Seat>| {
@@ -357,7 +357,7 @@ fn b_189_b_428_calls_that_fell_back_refuse_the_unit_although_parity_passes() {
             runner: seat.clone(),
             ..bound.install.clone()
         };
-        judge.judge(vec![install], &[seat]).unwrap()
+        judge.judge(vec![install], &[seat], &[]).unwrap()
     };
     for (what, seat) in [
         // It says no itself, within its contract.

@@ -199,3 +199,47 @@ fn gemma3_is_attached_in_int8() {
     let text = document["text"].as_str().unwrap();
     assert!(is_prose(text), "{text}");
 }
+
+/// 512 tokens in both forms with everything attached, and what the forms cost beside each other.
+#[test]
+#[ignore = "needs the fetched checkpoint: cargo xtask fetch-model smollm2"]
+fn smollm2_writes_the_same_tokens_captured_and_eager() {
+    let Some(model) = fetched("smollm2") else {
+        return;
+    };
+    let dir = plugins(&["x86", "portable"]);
+    let text = |more: &[&str]| {
+        let mut command = structures(dir.path());
+        command.arg("generate").arg(&model).args(more);
+        command.args([
+            "--max-new-tokens",
+            "512",
+            "--prompt",
+            "The history of the city begins with",
+        ]);
+        let (code, document, log) = json(&mut command);
+        assert_eq!(code, 0, "{document}\n{log}");
+        println!("{more:?}\n{log}");
+        document
+    };
+    for scheme in [&[][..], &["--scheme", "w8a16_decode"]] {
+        let captured = text(scheme);
+        let eager = text(&[scheme, &["--eager"]].concat());
+        println!("{} {}", captured["decode_tps"], eager["decode_tps"]);
+        assert_eq!(
+            (&captured["form"], &eager["form"]),
+            (&"captured".into(), &"eager".into())
+        );
+        assert_eq!(captured["tokens"], eager["tokens"], "{scheme:?}");
+        assert_eq!(captured["ledger"], eager["ledger"], "{scheme:?}");
+    }
+    let mut bench = structures(dir.path());
+    bench.arg("bench").arg(&model);
+    bench.args(["--scheme", "w8a16_decode", "--arm", "all", "--prefill", "0"]);
+    let (code, document, log) = json(&mut bench);
+    assert_eq!(code, 0, "{log}");
+    println!(
+        "{}",
+        serde_json::to_string_pretty(&document["rows"]).unwrap()
+    );
+}

@@ -56,6 +56,9 @@ pub struct Global {
     /// Threads of both arms; default: the cores this process may use.
     #[arg(long, global = true, value_name = "N", env = "STRUCTURES_THREADS")]
     pub threads: Option<usize>,
+    /// Run on these CPUs only, such as `0,2-3`; with as many threads unless --threads says otherwise.
+    #[arg(long, global = true, value_name = "LIST")]
+    pub affinity: Option<String>,
 }
 
 /// When to colour.
@@ -125,6 +128,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// What a scheme costs in quality on text, beside the host's own.
     Perplexity(PerplexityArgs),
+    /// Tokens a second: host against attached, alternating.
+    Bench(BenchArgs),
     /// Write a backend to start from: it builds, has its own tests, and does what it declares.
     NewPlugin(NewPluginArgs),
     /// Validate a plugin, for its author: every check in a process of its own.
@@ -448,6 +453,9 @@ pub enum GuardArg {
 pub struct AttachArgs {
     /// A checkpoint directory, a .gguf file, or `demo`.
     pub model: String,
+    /// Judge decode steps eagerly, not in the captured form they are served in.
+    #[arg(long)]
+    pub eager: bool,
     /// Precision scheme.
     #[arg(long, default_value = "auto")]
     pub scheme: String,
@@ -527,6 +535,67 @@ pub struct GenerateArgs {
     /// The first fallback is an error.
     #[arg(long)]
     pub strict: bool,
+    /// Run the model eagerly: no captured step.
+    #[arg(long)]
+    pub eager: bool,
+    /// Choose by chance at this temperature; 0 takes the most likely token.
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub temperature: f64,
+    /// Draw from the most likely tokens that together hold this much.
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub top_p: f64,
+    /// Seed of the choice by chance.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// End where this text appears; it is not printed (repeatable).
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+}
+
+/// `bench`
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// A checkpoint directory, a .gguf file, or `demo`.
+    pub model: String,
+    /// Scheme of the attached arm; nothing is gated.
+    #[arg(long, default_value = "auto")]
+    pub scheme: String,
+    /// Take only this form for a structure (repeatable), `STRUCTURE=PLUGIN[:FORM]`.
+    #[arg(long, value_name = "STRUCTURE=PLUGIN[:FORM]")]
+    pub pin: Vec<String>,
+    /// Prompt lengths; 0 leaves prefill out.
+    #[arg(
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        default_value = "128,512"
+    )]
+    pub prefill: Vec<usize>,
+    /// Tokens decoded after a prompt of 32; 0 leaves decode out.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub decode: usize,
+    /// Which arms run.
+    #[arg(long, value_enum, default_value_t = Arm::Both)]
+    pub arm: Arm,
+    /// Rounds; in each every arm runs once, in turn.
+    #[arg(long, default_value_t = 7)]
+    pub rounds: usize,
+    /// Run the attached arm eagerly: no captured step.
+    #[arg(long)]
+    pub eager: bool,
+}
+
+/// Arms of `bench`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arm {
+    /// The unmodified host.
+    Host,
+    /// With seats.
+    Attached,
+    /// Both, alternating.
+    Both,
+    /// Both, and the attached one in its eager form beside them.
+    All,
 }
 
 /// `perplexity`

@@ -44,7 +44,8 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let done = threads(cli.global.threads).and_then(|()| {
+    let set = affinity(cli.global.affinity.as_deref()).and_then(|()| threads(cli.global.threads));
+    let done = set.and_then(|()| {
         commands::run(
             cli.command,
             &Context {
@@ -122,6 +123,35 @@ fn logs(global: &Global) {
     }));
 }
 
+/// CPUs of a list such as `0,2-3`.
+fn cpus(list: &str) -> Option<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for part in list.split(',') {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| text.trim().parse::<usize>().ok();
+        let (from, to) = (number(from)?, number(to)?);
+        if from > to || to >= MOST_THREADS {
+            return None;
+        }
+        cpus.extend(from..=to);
+    }
+    Some(cpus)
+}
+
+/// Keeps the process on the CPUs that were named. Before any thread is started: those inherit it.
+fn affinity(list: Option<&str>) -> Result<(), Failure> {
+    let Some(list) = list else { return Ok(()) };
+    let wrong = |why: String| {
+        let help = "give CPUs this process may use, such as 0,2-3, or leave it out";
+        Err(Failure::usage(format!("--affinity {list}: {why}"), help))
+    };
+    match cpus(list).map(|cpus| structures_loader::run_on(&cpus)) {
+        None => wrong("expected numbers and ranges of them".into()),
+        Some(Err(e)) => wrong(e.to_string()),
+        Some(Ok(())) => Ok(()),
+    }
+}
+
 /// More threads than any machine this runs on has cores.
 const MOST_THREADS: usize = 1024;
 
@@ -138,4 +168,18 @@ fn threads(asked: Option<usize>) -> Result<(), Failure> {
         .unwrap_or(1);
     structures::host::set_threads(n)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cpus;
+
+    #[test]
+    fn lists_of_cpus_are_numbers_and_ranges() {
+        assert_eq!(cpus("0,2-4"), Some(vec![0, 2, 3, 4]));
+        assert_eq!(cpus("7"), Some(vec![7]));
+        for wrong in ["", "a", "3-1", "1,", "0-99999"] {
+            assert_eq!(cpus(wrong), None, "{wrong}");
+        }
+    }
 }

@@ -28,7 +28,7 @@ use crate::environment::cpu_name;
 use crate::error::Error;
 use crate::gates::{Floors, OutputKind, Schedule, DEFAULT_MIN_SPEEDUP};
 use crate::host::{Host, Loaded};
-use crate::judge::{summary, Judge};
+use crate::judge::{self, summary, Judge};
 use crate::observe::{Conditionings, Watch};
 use crate::precision::{self, Descriptor, PrecisionSpec};
 use crate::progress::Progress;
@@ -851,7 +851,9 @@ impl<'a> Prepared<'a> {
     where
         'a: 'j,
     {
+        let captured = self.captured(&host);
         Judge {
+            captured,
             runner: Runner::new(self.model.session(), self.judged[0].len()),
             host,
             base: self.base(),
@@ -866,6 +868,13 @@ impl<'a> Prepared<'a> {
             judged_on: self.judged_on(),
             progress,
         }
+    }
+
+    /// Whether both arms are judged in the captured form.
+    fn captured(&self, host: &Plan) -> bool {
+        !self.host.eager
+            && self.workload == Workload::Decode
+            && judge::capturable(self.model.session(), host)
     }
 
     fn judge(mut self, progress: &dyn Progress) -> Result<Attachment, Error> {
@@ -1165,6 +1174,10 @@ impl<'a> Prepared<'a> {
         let adopted: Vec<Arc<Seat>> = self.adopted.iter().map(|b| b.seat.clone()).collect();
         let schedule = self.options.schedule;
         let threads = structures_loader::pool::Pool::global().threads();
+        let form = match self.captured(&self.plan(Vec::new())?) {
+            true => "captured",
+            false => "eager",
+        };
         let note = self.calibration.note.clone();
         let used: BTreeSet<&str> = units
             .iter()
@@ -1197,15 +1210,16 @@ impl<'a> Prepared<'a> {
                 .collect(),
             min_speedup: self.options.min_speedup,
             timing: TimingNote {
+                form: form.into(),
                 method: "paired, alternating; medians of per-round ratios".into(),
                 rounds: schedule.rounds() as usize,
                 iters: schedule.iters() as usize,
                 threads,
                 baseline: match adopted.is_empty() {
-                    true => format!("session on candle f32, {threads} threads"),
+                    true => format!("session on candle f32, {form}, {threads} threads"),
                     // Both arms have it: what was adopted is not judged for speed.
                     false => format!(
-                        "session on candle f32 with {} adopted seats, {threads} threads",
+                        "session on candle f32 with {} adopted seats, {form}, {threads} threads",
                         adopted.len()
                     ),
                 },

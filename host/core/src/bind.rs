@@ -10,7 +10,7 @@ use std::sync::Arc;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use structures_catalog::spec::{ConstFill, DimExpr, Slot};
 use structures_catalog::Spec;
-use structures_graph::session::{Install, Session};
+use structures_graph::session::{Install, Session, ViewMut};
 use structures_graph::{AttrValue, Dim, ValueId};
 use structures_loader::{
     row_capacity, BindSpec, BoundForm, HostTensor, HostTensorMut, Plugin, PluginError, StatusKind,
@@ -27,7 +27,7 @@ use crate::chain::{Chain, Decoded, End, Half, Linked, Port, PortMut, WiredForm};
 use crate::choose::{variant_of, Choice};
 use crate::error::Error;
 use crate::receipt::{RefusalNote, SeatNote, SeatWire};
-use crate::seat::{Admission, CallFailure, Elsewhere, Executable, OnGuardFail, Rows, Seat};
+use crate::seat::{Admission, CallFailure, Elsewhere, Executable, OnGuardFail, Rows, Seat, View};
 use crate::sites::Site;
 use crate::station::{Station, Stationed};
 use crate::stats::{Calibration, Content, Statistic};
@@ -925,6 +925,9 @@ fn packed_slots(blocks: &Blocks) -> BTreeMap<String, PackedSlot> {
     blocks.iter().map(slot).collect()
 }
 
+/// Most operands and results that are handed over without a list of them being allocated.
+const MOST: (usize, usize) = (16, 8);
+
 /// A loaded form as a seat sees it.
 pub(crate) struct Loaded {
     form: BoundForm,
@@ -962,11 +965,6 @@ impl Executable for Loaded {
         if let Some(station) = &self.station {
             return station.copied(&self.form, inputs, outputs);
         }
-        let shape = |e: structures_loader::LoaderError| CallFailure {
-            code: "argument".into(),
-            message: e.to_string(),
-            declined: false,
-        };
         let inputs: Vec<HostTensor<'_>> = inputs
             .iter()
             .map(|i| match i {
@@ -985,11 +983,52 @@ impl Executable for Loaded {
             .map_err(shape)?;
         self.form
             .call(&inputs, &mut outputs, &mut [])
-            .map_err(|e: PluginError| CallFailure {
-                code: e.code.clone(),
-                declined: !self.form.poisoned(),
-                message: e.to_string(),
-            })
+            .map_err(|e| self.failure(&e))
+    }
+
+    fn call_into(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+    ) -> Result<(), CallFailure> {
+        let mut given = [HostTensor::ABSENT; MOST.0];
+        let mut made: [HostTensorMut<'_>; MOST.1] = std::array::from_fn(|_| Default::default());
+        let (n, m) = (inputs.len(), outputs.len());
+        if n > MOST.0 || m > MOST.1 {
+            return Err(CallFailure {
+                code: "arguments_count".into(),
+                message: format!("at most {MOST:?} operands and results, found {n} and {m}"),
+                declined: true,
+            });
+        }
+        for (to, input) in given.iter_mut().zip(inputs) {
+            if let Some((data, dims)) = input {
+                *to = HostTensor::new(data, dims).map_err(shape)?;
+            }
+        }
+        for (to, (data, dims)) in made.iter_mut().zip(outputs) {
+            *to = HostTensorMut::new(data, dims).map_err(shape)?;
+        }
+        let called = self.form.call(&given[..n], &mut made[..m], &mut []);
+        called.map_err(|e| self.failure(&e))
+    }
+}
+
+impl Loaded {
+    fn failure(&self, e: &PluginError) -> CallFailure {
+        CallFailure {
+            code: e.code.clone(),
+            declined: !self.form.poisoned(),
+            message: e.to_string(),
+        }
+    }
+}
+
+fn shape(e: structures_loader::LoaderError) -> CallFailure {
+    CallFailure {
+        code: "argument".into(),
+        message: e.to_string(),
+        declined: false,
     }
 }
 

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use structures_graph::session::{SpanOutcome, SpanRunner};
+use structures_graph::session::{Frozen, SpanOutcome, SpanRunner, ViewMut};
 use structures_graph::GraphError;
 use structures_plugin_api::formats::{e4m3_to_f32, f32_to_e4m3_saturating};
 
@@ -345,6 +345,83 @@ impl SpanRunner for Chain {
                 }
                 self.demote(failed, &format!("{}: {}", failure.code, failure.message))
             }
+        }
+    }
+
+    fn freeze(&self, inputs: &[Option<&[usize]>]) -> Result<Frozen, GraphError> {
+        let seats = self.seats();
+        if seats.iter().any(|s| s.ledger.is_detached()) {
+            return Ok(Frozen::Host);
+        }
+        let rows = self
+            .producer
+            .seat
+            .admit_sizes(inputs.first().copied().flatten());
+        match rows {
+            Ok(rows) if rows > self.observed => Err(self.guard(format!(
+                "rt_row_capacity: bound for at most {} rows, found {rows}",
+                self.observed
+            ))),
+            Ok(rows) if seats.iter().any(|s| s.out_of_band(rows)) => Ok(Frozen::Host),
+            Ok(_) => Ok(Frozen::Served { allocates: true }),
+            Err((code, reason)) => Err(self.guard(format!("{code}: {reason}"))),
+        }
+    }
+
+    /// Through tensors: the codes on the wire are made for each call.
+    fn replay(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<(), GraphError> {
+        let seats = self.seats();
+        if seats.iter().any(|s| s.ledger.is_detached()) {
+            return Err(self.guard("the pair gave itself up after the step was captured".into()));
+        }
+        if let Err((code, reason)) = seats.iter().try_for_each(|s| s.admit_thread()) {
+            let reason = format!("{code}: {reason}");
+            self.demote(0, &reason)?;
+            return Err(self.guard(reason));
+        }
+        let kernel = |source: candle_core::Error| GraphError::Kernel {
+            op: "chain".into(),
+            at: self.name.clone(),
+            source: Box::new(source),
+        };
+        let tensor = |view: &View<'_>| {
+            let copied = view.map(|(data, dims)| Tensor::from_slice(data, dims, &Device::Cpu));
+            copied.transpose()
+        };
+        let inputs: Vec<Option<Tensor>> = inputs
+            .iter()
+            .map(tensor)
+            .collect::<Result<_, _>>()
+            .map_err(kernel)?;
+        match self.serve(&inputs)? {
+            Ok(made) => {
+                for ((out, _), t) in outputs.iter_mut().zip(&made) {
+                    let data = t.flatten_all().and_then(|t| t.to_vec1::<f32>());
+                    out.copy_from_slice(&data.map_err(kernel)?);
+                }
+                Ok(())
+            }
+            Err((failed, failure)) => {
+                if seats[failed].mode() == OnGuardFail::Raise {
+                    seats.iter().for_each(|s| s.ledger.detach());
+                }
+                let reason = format!("{}: {}", failure.code, failure.message);
+                self.demote(failed, &reason)?;
+                Err(self.guard(reason))
+            }
+        }
+    }
+
+    fn replayed(&self, planned: Frozen) {
+        self.seats().iter().for_each(|s| s.replayed(planned));
+    }
+}
+
+impl Chain {
+    fn guard(&self, reason: String) -> GraphError {
+        GraphError::Guard {
+            name: self.name.clone(),
+            reason,
         }
     }
 }

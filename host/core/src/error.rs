@@ -129,6 +129,10 @@ fn graph_code(e: &GraphError) -> &'static str {
         GraphError::Tree { .. } => "malformed",
         GraphError::PlaceLost { .. } => "device_lost",
         GraphError::Span { reason, .. } if names_a_code(reason) => "strict_fallback",
+        GraphError::Capture { code, .. } => code,
+        GraphError::Guard { .. } => "capture_guard",
+        GraphError::NoWindow { .. } => "window_unknown",
+        GraphError::WindowForm { .. } => "window_form",
         _ => "host_failed",
     }
 }

@@ -33,6 +33,8 @@ pub struct HostOptions {
     pub bindings: Vec<PathBuf>,
     /// File of recorded decisions; none are read when absent.
     pub decisions: Option<PathBuf>,
+    /// Judge decode steps eagerly, not in the captured form they are served in.
+    pub eager: bool,
 }
 
 /// Memory that binding leaves free.
@@ -54,6 +56,8 @@ pub struct Host {
     pub free_memory: fn() -> Option<u64>,
     /// Forms the host itself offers.
     own: Vec<FormDecl>,
+    /// Judge decode steps eagerly.
+    pub eager: bool,
 }
 
 impl Host {
@@ -82,6 +86,7 @@ impl Host {
             schemes: schemes::Registry::builtin(),
             bindings,
             decisions,
+            eager: options.eager,
         })
     }
 

@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use structures_graph::session::{Install, Plan, State};
-use structures_graph::GraphError;
+use structures_graph::session::{Install, Plan, Session, State};
+use structures_graph::{GraphError, StaticPlan};
 use structures_loader::Copies;
 
 use crate::choose::row_note;
+use crate::crew::Shift;
+use crate::decode;
 use crate::error::Error;
 use crate::gates::{paired, BandNote, Floors, GateRefusal, Meter, OutputKind, Schedule};
 use crate::ledger::LedgerSummary;
@@ -43,8 +45,23 @@ pub struct Judge<'a> {
     pub schedule: Schedule,
     /// How the judged samples relate to the fit, for the band note.
     pub judged_on: String,
+    /// Decode steps are judged in the captured form, in both arms.
+    pub captured: bool,
     /// For people.
     pub progress: &'a dyn Progress,
+}
+
+/// Whether the host's own decode step has a captured form, so that both arms can be judged in it.
+pub(crate) fn capturable(session: &Session, host: &Plan) -> bool {
+    let mut state = session.new_state(1, 1);
+    let captured = state.reserve().map_err(Error::from);
+    match captured.and_then(|()| decode::captured(session, host, &state)) {
+        Ok(_) => true,
+        Err(e) => {
+            tracing::info!("judged eagerly: {e}");
+            false
+        }
+    }
 }
 
 impl Judge<'_> {
@@ -90,10 +107,7 @@ impl Judge<'_> {
         }
         let (latency, slow) = match self.latency(plan, seats, rows, note) {
             Ok(timed) => timed,
-            Err(Error::Graph(GraphError::Span { name, reason })) => {
-                return Ok(Some(raised(seats, &name, &reason)));
-            }
-            Err(e) => return Err(e),
+            Err(e) => return ended(seats, e).map(Some),
         };
         note.latency = Some(latency);
         // A form that gave up or declined while it was timed was timed as the host.
@@ -115,10 +129,7 @@ impl Judge<'_> {
         for (sample, want) in self.samples.iter().zip(&self.reference) {
             let got = match self.scores(plan, sample) {
                 Ok(got) => got,
-                Err(Error::Graph(GraphError::Span { name, reason })) => {
-                    return Ok(Some(raised(seats, &name, &reason)));
-                }
-                Err(e) => return Err(e),
+                Err(e) => return ended(seats, e).map(Some),
             };
             if let Some(r) = runtime_refusal(seats) {
                 return Ok(Some(r));
@@ -166,10 +177,7 @@ impl Judge<'_> {
         };
         let again = match self.scores(plan, sample) {
             Ok(again) => again,
-            Err(Error::Graph(GraphError::Span { name, reason })) => {
-                return Ok(Some(raised(seats, &name, &reason)));
-            }
-            Err(e) => return Err(e),
+            Err(e) => return ended(seats, e).map(Some),
         };
         if let Some(r) = runtime_refusal(seats).or_else(|| ledger_refusal(seats)) {
             return Ok(Some(r));
@@ -181,12 +189,39 @@ impl Judge<'_> {
     }
 
     fn scores(&self, plan: &Plan, sample: &Vec<u32>) -> Result<Scores, Error> {
+        if self.in_captured_form() {
+            return self.replayed_scores(plan, sample);
+        }
         let all = self.all_positions;
         let samples = std::slice::from_ref(sample);
         self.runner
             .score(plan, samples, self.workload, all, None, || {
                 self.progress.tick()
             })
+    }
+
+    fn in_captured_form(&self) -> bool {
+        self.captured && self.workload == Workload::Decode
+    }
+
+    /// [`Runner::score`] of one sample by replays.
+    fn replayed_scores(&self, plan: &Plan, sample: &[u32]) -> Result<Scores, Error> {
+        let split = decode_split(sample.len(), self.all_positions);
+        let session = self.runner.session();
+        let mut state = session.new_state(1, sample.len());
+        if split > 0 {
+            let prompt = &sample[..split];
+            self.runner.step(plan, prompt, 0, &mut state, None)?;
+        }
+        let mut replay = Replay::new(session, plan, state)?;
+        let mut data = Vec::new();
+        for token in &sample[split..] {
+            replay.step(*token)?;
+            data.extend_from_slice(replay.step.scores());
+        }
+        self.progress.tick();
+        let width = data.len() / sample[split..].len().max(1);
+        Ok(Scores { width, data })
     }
 
     /// Paired, alternating: both arms do the same step from the same state.
@@ -215,11 +250,24 @@ impl Judge<'_> {
                 }
             })
             .collect();
-        let timing = paired(
-            self.schedule,
-            || step.run(&self.host, &mut states.0),
-            || step.run(plan, &mut states.1),
-        )?;
+        let timing = match self.in_captured_form() {
+            true => {
+                let session = self.runner.session();
+                let mut host = Replay::new(session, &self.host, states.0)?;
+                let mut treated = Replay::new(session, plan, states.1)?;
+                let token = step.tokens[0];
+                let again = |arm: &mut Replay| {
+                    self.progress.tick();
+                    arm.again(token)
+                };
+                paired(self.schedule, || again(&mut host), || again(&mut treated))?
+            }
+            false => paired(
+                self.schedule,
+                || step.run(&self.host, &mut states.0),
+                || step.run(plan, &mut states.1),
+            )?,
+        };
         let note = LatencyNote {
             host_ms: timing.host_ms,
             treated_ms: timing.treated_ms,
@@ -229,6 +277,47 @@ impl Judge<'_> {
             rounds: timing.rounds as usize,
         };
         Ok((note, timing.refusal(self.min_speedup, &row_note(rows))))
+    }
+}
+
+/// One arm's decode step, captured, and the state it runs on.
+struct Replay {
+    step: StaticPlan,
+    state: State,
+}
+
+impl Replay {
+    fn new(session: &Session, plan: &Plan, mut state: State) -> Result<Self, Error> {
+        state.reserve()?;
+        let step = decode::captured(session, plan, &state)?;
+        Ok(Replay { step, state })
+    }
+
+    fn step(&mut self, token: u32) -> Result<(), Error> {
+        self.step.begin_with(token, self.state.len());
+        let shift = Shift::begin();
+        Ok(self.step.replay(&mut self.state, &shift)?)
+    }
+
+    /// The step, and the state back to before it.
+    fn again(&mut self, token: u32) -> Result<(), Error> {
+        let len = self.state.len();
+        self.step(token)?;
+        Ok(self.state.truncate(len)?)
+    }
+}
+
+/// Why a run ended at a seat; another error is the door's.
+fn ended(seats: &[Arc<Seat>], e: Error) -> Result<GateRefusal, Error> {
+    match e {
+        Error::Graph(GraphError::Span { name, reason }) => Ok(raised(seats, &name, &reason)),
+        Error::Graph(GraphError::Guard { name, reason }) => Ok(runtime_refusal(seats)
+            .or_else(|| ledger_refusal(seats))
+            .unwrap_or_else(|| {
+                let reason = format!("a guard fired in the captured step at `{name}`: {reason}");
+                GateRefusal::new("fell_back", reason)
+            })),
+        e => Err(e),
     }
 }
 

@@ -131,6 +131,14 @@ pub struct TimingNote {
     pub baseline: String,
     /// What one iteration is.
     pub iteration: String,
+    /// The form both arms were judged in: `captured` or `eager`.
+    #[serde(default = "eager")]
+    pub form: String,
+}
+
+/// What receipts without a form were judged in.
+fn eager() -> String {
+    "eager".into()
 }
 
 /// How statistics were measured, and on what the arms were judged.

@@ -11,7 +11,7 @@ use std::thread::ThreadId;
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use structures_graph::place::{Away, AwayOutcome, Held, Place};
-use structures_graph::session::{SpanOutcome, SpanRunner};
+use structures_graph::session::{Frozen, SpanOutcome, SpanRunner, ViewMut};
 use structures_graph::{Dim, GraphError};
 use structures_loader::Copies;
 
@@ -30,6 +30,21 @@ pub trait Executable: Send + Sync {
         inputs: &[Option<(&[f32], &[usize])>],
         outputs: &mut [(Vec<f32>, Vec<usize>)],
     ) -> Result<(), CallFailure>;
+
+    /// The same into the caller's memory, for captured steps. What is bound through a plugin allocates nothing here.
+    fn call_into(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+    ) -> Result<(), CallFailure> {
+        let blank = |(data, dims): &ViewMut<'_>| (vec![0.0; data.len()], dims.to_vec());
+        let mut made: Vec<_> = outputs.iter().map(blank).collect();
+        self.call(inputs, &mut made)?;
+        for ((out, _), (data, _)) in outputs.iter_mut().zip(&made) {
+            out.copy_from_slice(data);
+        }
+        Ok(())
+    }
 
     /// Whether the host's own operations answer what the form answers. A form that speaks a dtype of its own to a
     /// partner has no such equivalent: what it does not serve is refused, whatever the mode.
@@ -216,13 +231,30 @@ impl Seat {
             let reason = format!("expected host memory, found {:?}", t.device().location());
             return Err(("rt_device", reason));
         }
-        self.admit_rows(first, width)
+        let rows = self.admit_rows(first, width)?;
+        if !self.out_of_band(rows) {
+            self.admit_thread()?;
+        }
+        Ok(rows)
     }
 
     /// The same for a call at the seat's place: whatever lies in host memory is brought there.
     fn admit_held(&self, inputs: &[Option<Held>]) -> Result<usize, (&'static str, String)> {
         let first = inputs.iter().flatten().next().map(Held::dims);
         let width = self.admit_values(first, inputs.iter().flatten().filter_map(Held::host))?;
+        let rows = self.admit_rows(first, width)?;
+        if !self.out_of_band(rows) {
+            self.admit_thread()?;
+        }
+        Ok(rows)
+    }
+
+    /// Number of rows of a call whose first input has these dims.
+    pub(crate) fn admit_sizes(
+        &self,
+        first: Option<&[usize]>,
+    ) -> Result<usize, (&'static str, String)> {
+        let width = self.admit_values(first, std::iter::empty())?;
         self.admit_rows(first, width)
     }
 
@@ -253,24 +285,27 @@ impl Seat {
     ) -> Result<usize, (&'static str, String)> {
         let elements: usize = first.map_or(0, |dims| dims.iter().product());
         let rows = elements / width.max(1);
-        if let Some((lo, hi)) = self.admission.band {
-            if rows < lo || rows > hi {
-                return Ok(rows);
-            }
+        if self.out_of_band(rows) {
+            return Ok(rows);
         }
         match self.admission.rows {
             Rows::Exact(exact) if rows != exact => {
                 let reason = format!("expected exactly {exact} rows, found {rows}");
-                return Err(("rt_rows", reason));
+                Err(("rt_rows", reason))
             }
             Rows::Capacity(most) if rows > most => {
                 let reason = format!("bound for at most {most} rows, found {rows}");
-                return Err(("rt_row_capacity", reason));
+                Err(("rt_row_capacity", reason))
             }
-            _ => {}
+            _ => Ok(rows),
         }
-        self.admit_thread()?;
-        Ok(rows)
+    }
+
+    fn guard(&self, reason: String) -> GraphError {
+        GraphError::Guard {
+            name: self.key.clone(),
+            reason,
+        }
     }
 
     /// Whether the calling thread may use the form.
@@ -541,6 +576,44 @@ impl SpanRunner for Seat {
             declined: false,
         };
         self.fail(lost).map(|_| ())
+    }
+
+    /// The contract is checked here, once: in a captured step sizes do not move.
+    fn freeze(&self, inputs: &[Option<&[usize]>]) -> Result<Frozen, GraphError> {
+        if self.ledger.is_detached() {
+            return Ok(Frozen::Host);
+        }
+        match self.admit_sizes(inputs.iter().flatten().next().copied()) {
+            Ok(rows) if self.out_of_band(rows) => Ok(Frozen::Host),
+            // On a device it takes tensors and gives tensors, between two copies.
+            Ok(_) if self.away.is_some() => Ok(Frozen::Tensors),
+            Ok(_) => Ok(Frozen::Served { allocates: false }),
+            Err((code, reason)) => Err(self.guard(format!("{code}: {reason}"))),
+        }
+    }
+
+    fn replay(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<(), GraphError> {
+        if self.ledger.is_detached() {
+            return Err(self.guard("the seat gave itself up after the step was captured".into()));
+        }
+        if let Err((code, reason)) = self.admit_thread() {
+            self.miss(code, &reason)?;
+            return Err(self.guard(format!("{code}: {reason}")));
+        }
+        self.form.call_into(inputs, outputs).or_else(|failure| {
+            let reason = format!("{}: {}", failure.code, failure.message);
+            // Counted as an eager call would be; in strict mode the run ends here.
+            self.fail(failure)?;
+            Err(self.guard(reason))
+        })
+    }
+
+    fn replayed(&self, planned: Frozen) {
+        match planned {
+            Frozen::Served { .. } => self.ledger.served(),
+            Frozen::Host if !self.ledger.is_detached() => self.ledger.dispatched(),
+            _ => {}
+        }
     }
 }
 

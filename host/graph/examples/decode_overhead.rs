@@ -1,15 +1,18 @@
 //! What a decode step costs beside its products: a decoder of SmolLM2-135M's sizes (30 layers, width 576, FFN 1536,
 //! 9/3 heads of 64; random weights, no output head), run as it is, and with every `linear` answered by a runner
-//! that hands back a ready tensor. The second is what remains of the host when forms take the products.
+//! that hands back a ready tensor. The second is what remains of the host when forms take the products. Then both again
+//! as captured steps on one thread.
 //! `RAYON_NUM_THREADS=2 cargo run --release -p structures-graph --example decode_overhead [context]`
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
+use structures_graph::session::{View, ViewMut};
 use structures_graph::{
-    check, AttrValue, Dim, Graph, GraphBuilder, GraphError, Install, Layout, OpKind, ParamRef,
-    ParamSource, Plan, Session, SpanOutcome, SpanRunner, StateRegion, ValueId,
+    check, Alone, AttrValue, Capture, Dim, Frozen, Graph, GraphBuilder, GraphError, Install,
+    Layout, OpKind, ParamRef, ParamSource, Plan, Session, SpanOutcome, SpanRunner, StateRegion,
+    ValueId,
 };
 
 const LAYERS: usize = 30;
@@ -240,6 +243,15 @@ impl SpanRunner for Ready {
     fn run(&self, _: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
         Ok(SpanOutcome::Done(vec![self.0.clone()]))
     }
+
+    fn freeze(&self, _: &[Option<&[usize]>]) -> Result<Frozen, GraphError> {
+        Ok(Frozen::Served { allocates: false })
+    }
+
+    fn replay(&self, _: &[Option<View<'_>>], out: &mut [ViewMut<'_>]) -> Result<(), GraphError> {
+        out.iter_mut().for_each(|(data, _)| data.fill(0.0));
+        Ok(())
+    }
 }
 
 fn without_products(s: &Session) -> Result<Plan, Box<dyn std::error::Error>> {
@@ -298,6 +310,38 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!(
             "{name}: median {:.3} ms, best {:.3} ms",
             times[15], times[0]
+        );
+    }
+    let mut state = s.new_state(1, context + 64);
+    state.reserve()?;
+    s.run(&host, &[ids(context)?, at(0, context)?], &mut state, None)?;
+    for (name, plan) in [
+        ("captured step", &host),
+        ("captured, without its products", &bare),
+    ] {
+        let inputs = [ids(1)?, at(context, 1)?];
+        let capture = Capture {
+            inputs: &inputs,
+            state: &state,
+            windows: &[],
+            greedy: None,
+        };
+        let t = Instant::now();
+        let mut step = s.capture(plan, &capture)?;
+        let made = t.elapsed().as_secs_f64() * 1e3;
+        let mut times = Vec::new();
+        for _ in 0..31 {
+            state.truncate(context)?;
+            let t = Instant::now();
+            step.replay(&mut state, &Alone)?;
+            times.push(t.elapsed().as_secs_f64() * 1e3);
+        }
+        times.sort_by(f64::total_cmp);
+        println!(
+            "{name}: median {:.3} ms, best {:.3} ms; {} KB, captured in {made:.0} ms",
+            times[15],
+            times[0],
+            step.bytes() >> 10
         );
     }
     Ok(())

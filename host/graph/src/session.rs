@@ -61,7 +61,10 @@ pub type ViewMut<'a> = (&'a mut [f32], &'a [usize]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frozen {
     /// The runner serves every replay, in the plan's memory.
-    Served,
+    Served {
+        /// It allocates while it does.
+        allocates: bool,
+    },
     /// The host's operations run here: the runner's declaration leaves these shapes to it, or it gave itself up.
     Host,
     /// The runner is asked at every replay and takes tensors.
@@ -102,7 +105,7 @@ pub trait SpanRunner: Send + Sync {
         Ok(Frozen::Tensors)
     }
 
-    /// One call of a captured step whose runner answered [`Frozen::Served`]: fills the outputs and allocates nothing.
+    /// One call of a captured step whose runner answered [`Frozen::Served`]: fills the outputs.
     /// An error ends the step. It is counted here, a served call is not.
     fn replay(
         &self,

@@ -13,6 +13,9 @@
 //! | 16 indices of 2 us (32 us of work) | 18 us | 33 us |
 //! | nobody comes (region closed at once) | 0.03 us | 2 us |
 //!
+//! While a captured step runs, its caller holds [`Pool::stay_awake`]: workers spin until it is dropped and park at once
+//! then, so nothing spins between steps. Other calls leave workers [`SPIN`] to meet the next region.
+//!
 //! Rules:
 //! - the caller takes part; indices are handed out in chunks by one atomic counter, so an uneven load evens out;
 //! - one region at a time: a second caller runs its own region serially instead of waiting. The cores are busy
@@ -109,6 +112,7 @@ impl Pool {
             state: Padded(AtomicU64::new(0)),
             next: Padded(AtomicUsize::new(0)),
             sleepers: Padded(AtomicUsize::new(0)),
+            awake: AtomicUsize::new(0),
             busy: AtomicBool::new(false),
             shutdown: AtomicBool::new(false),
             job: UnsafeCell::new(Job::NOTHING),
@@ -131,6 +135,18 @@ impl Pool {
     /// Threads of a region, the caller included.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// Wakes the workers and keeps them spinning for regions until the guard is dropped.
+    pub fn stay_awake(&self) -> Awake<'_> {
+        self.shared.awake.fetch_add(1, Ordering::SeqCst);
+        self.shared.wake(usize::MAX);
+        Awake(&self.shared)
+    }
+
+    /// Workers that are parked now.
+    pub fn parked(&self) -> usize {
+        self.shared.sleepers.0.load(Ordering::SeqCst)
     }
 
     /// Runs `body(i)` for every `i < n`, on this thread and the workers, and returns when all are done.
@@ -222,6 +238,32 @@ impl Drop for Pool {
     }
 }
 
+/// While it is held, workers of its pool spin. See [`Pool::stay_awake`].
+#[derive(Debug)]
+pub struct Awake<'a>(&'a Shared);
+
+impl Awake<'_> {
+    /// Lets the workers park while `body` computes with threads of its own.
+    pub fn aside<R>(&self, body: impl FnOnce() -> R) -> R {
+        /// Also when `body` unwinds.
+        struct Back<'a>(&'a Shared);
+        impl Drop for Back<'_> {
+            fn drop(&mut self) {
+                self.0.awake.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        self.0.awake.fetch_sub(1, Ordering::SeqCst);
+        let _back = Back(self.0);
+        body()
+    }
+}
+
+impl Drop for Awake<'_> {
+    fn drop(&mut self) {
+        self.0.awake.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// One region's work.
 #[derive(Clone, Copy, Debug)]
 struct Job {
@@ -261,6 +303,8 @@ struct Shared {
     /// Next index to hand out.
     next: Padded<AtomicUsize>,
     sleepers: Padded<AtomicUsize>,
+    /// Callers that keep the workers spinning.
+    awake: AtomicUsize,
     /// Held by the caller of the running region.
     busy: AtomicBool,
     shutdown: AtomicBool,
@@ -364,6 +408,7 @@ impl Shared {
     /// Enters the next region after `seen` and returns its epoch; `None` when none came in time.
     fn spin_for_region(&self, seen: u64) -> Option<u64> {
         let start = Instant::now();
+        let mut kept_awake = false;
         loop {
             for _ in 0..TURNS_PER_CLOCK {
                 let state = self.state.0.load(Ordering::Acquire);
@@ -381,7 +426,12 @@ impl Shared {
                 }
                 spin_loop();
             }
-            if start.elapsed() > SPIN || self.shutdown.load(Ordering::Relaxed) {
+            if self.shutdown.load(Ordering::Relaxed) {
+                return None;
+            }
+            if self.awake.load(Ordering::Relaxed) > 0 {
+                kept_awake = true;
+            } else if kept_awake || start.elapsed() > SPIN {
                 return None;
             }
         }
@@ -392,7 +442,9 @@ impl Shared {
         self.sleepers.0.fetch_add(1, Ordering::SeqCst);
         let state = self.state.0.load(Ordering::SeqCst);
         let missed = state & OPEN != 0 && state >> EPOCH_SHIFT != seen;
-        if missed || self.shutdown.load(Ordering::SeqCst) {
+        // SeqCst with `stay_awake`: either it sees the sleeper, or we see it.
+        let kept = self.awake.load(Ordering::SeqCst) > 0;
+        if missed || kept || self.shutdown.load(Ordering::SeqCst) {
             if seat.parked.swap(false, Ordering::AcqRel) {
                 self.sleepers.0.fetch_sub(1, Ordering::Relaxed);
             }
@@ -554,6 +606,33 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         });
         assert_eq!(threads.into_inner().expect("lock").len(), 2);
+    }
+
+    #[test]
+    fn workers_spin_while_a_step_runs_and_are_parked_between() {
+        let pool = Pool::new(3);
+        let until = |what: &dyn Fn() -> bool| {
+            let start = Instant::now();
+            while !what() {
+                assert!(start.elapsed() < Duration::from_secs(10), "never");
+                std::thread::yield_now();
+            }
+        };
+        until(&|| pool.parked() == 2);
+        for _ in 0..20 {
+            let awake = pool.stay_awake();
+            until(&|| pool.parked() == 0);
+            std::thread::sleep(SPIN * 4);
+            assert_eq!(pool.parked(), 0, "they spin as long as the guard lives");
+            let hits = counts(64);
+            pool.parallel_for(64, |i| {
+                hits[i].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(all_once(&hits));
+            awake.aside(|| until(&|| pool.parked() == 2));
+            drop(awake);
+            until(&|| pool.parked() == 2);
+        }
     }
 
     #[test]

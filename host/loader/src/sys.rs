@@ -28,6 +28,27 @@ pub fn process_defaults() {
     }
 }
 
+/// Lets this thread, and those it starts from now on, run on these CPUs only.
+///
+/// # Errors
+/// The kernel's: a CPU that is not there or not allowed.
+pub fn run_on(cpus: &[usize]) -> io::Result<()> {
+    // SAFETY: an all-zero set is a valid, empty one.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for cpu in cpus {
+        if *cpu >= 8 * size_of::<libc::cpu_set_t>() {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        // SAFETY: the index is inside the set.
+        unsafe { libc::CPU_SET(*cpu, &mut set) };
+    }
+    // SAFETY: the set lives for the call; 0 is the calling thread.
+    match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Kills one process, which is this user's or stays as it is.
 pub fn end_process(pid: u32) {
     if let Some(pid) = i32::try_from(pid).ok().filter(|pid| *pid > 1) {

@@ -77,7 +77,7 @@ impl<'a> HostTensor<'a> {
     /// [`LoaderError::Tensor`] when `dims` do not multiply to the length of `data`.
     pub fn new<T: Element>(data: &'a [T], dims: &[usize]) -> Result<Self, LoaderError> {
         exact(T::DTYPE, data.len(), dims)?;
-        Self::strided(data, dims, &row_major(dims))
+        Self::strided(data, dims, &row_major(dims)[..dims.len()])
     }
 
     /// A tensor with strides in elements, 0 to broadcast; the first element is `data[0]`.
@@ -179,6 +179,16 @@ impl<'a> HostTensor<'a> {
     }
 }
 
+impl Default for HostTensorMut<'_> {
+    /// A place in a list that nothing fills yet.
+    fn default() -> Self {
+        HostTensorMut {
+            view: TensorView::ABSENT,
+            borrow: PhantomData,
+        }
+    }
+}
+
 impl<'a> HostTensorMut<'a> {
     /// A row-major tensor over all of `data`.
     ///
@@ -186,7 +196,14 @@ impl<'a> HostTensorMut<'a> {
     /// As [`HostTensor::new`].
     pub fn new<T: Element>(data: &'a mut [T], dims: &[usize]) -> Result<Self, LoaderError> {
         exact(T::DTYPE, data.len(), dims)?;
-        Self::strided(data, dims, &row_major(dims))
+        // Elements that follow each other share no memory, and a call is no place to allocate.
+        let strides = &row_major(dims)[..dims.len()];
+        let at = data.as_mut_ptr().cast();
+        let view = view(at, T::DTYPE, data.len(), dims, strides)?;
+        Ok(HostTensorMut {
+            view,
+            borrow: PhantomData,
+        })
     }
 
     /// A tensor with strides in elements; the first element is `data[0]`.
@@ -361,6 +378,12 @@ fn view(
 }
 
 fn exact(dtype: DType, elements: usize, dims: &[usize]) -> Result<(), LoaderError> {
+    if dims.len() > MAX_RANK {
+        let found = dims.len();
+        return Err(wrong(format!(
+            "expected at most {MAX_RANK} dims, found {found}"
+        )));
+    }
     let product = dims.iter().try_fold(1_usize, |p, d| p.checked_mul(*d));
     if product == Some(elements) {
         return Ok(());
@@ -371,8 +394,9 @@ fn exact(dtype: DType, elements: usize, dims: &[usize]) -> Result<(), LoaderErro
     )))
 }
 
-fn row_major(dims: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1_usize; dims.len()];
+/// As many as there are dims; of more than the largest rank none, which [`exact`] has refused.
+fn row_major(dims: &[usize]) -> [usize; MAX_RANK] {
+    let mut strides = [1_usize; MAX_RANK];
     for i in (1..dims.len()).rev() {
         strides[i - 1] = strides[i].saturating_mul(dims[i].max(1));
     }

@@ -3,6 +3,7 @@
 //! Every function takes the plan, so both arms of a comparison run the same code. Greedy choice is the first of the
 //! largest scores; sampling is not here.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
@@ -18,7 +19,13 @@ pub enum Stop {
     EndOfText(u32),
     /// As many tokens as asked for.
     Length,
+    /// The caller had enough: a stop condition of its own.
+    Asked,
 }
+
+/// Most tokens of a prompt in one pass. Scores are made for every row of a pass: at 49,152 words 256 rows are 50 MB. The
+/// passes are the same whoever decodes afterwards, so the first token is too.
+pub const PROMPT_PASS: usize = 256;
 
 /// A continuation and how long it took.
 #[derive(Clone, Debug)]
@@ -49,7 +56,8 @@ impl Generated {
     }
 }
 
-fn rate(n: usize, time: Duration) -> f64 {
+/// Tokens a second.
+pub fn rate(n: usize, time: Duration) -> f64 {
     match n {
         0 => 0.0,
         n => n as f64 / time.as_secs_f64().max(1e-9),
@@ -92,6 +100,21 @@ pub fn advance_at(
     outputs[0]
         .squeeze(0)
         .map_err(|e| ModelError::compute("reading the scores", e))
+}
+
+/// Runs a prompt in passes of at most [`PROMPT_PASS`] tokens; gives the scores of the last pass.
+pub fn prefill(
+    model: &Model,
+    plan: &Plan,
+    state: &mut State,
+    prompt: &[u32],
+) -> Result<Tensor, ModelError> {
+    check(model, state.len(), prompt)?;
+    let mut last = Err(ModelError::EmptyPrompt);
+    for pass in prompt.chunks(PROMPT_PASS) {
+        last = Ok(advance(model, plan, state, pass, None)?);
+    }
+    last
 }
 
 /// One token; its scores `[V]`.
@@ -158,10 +181,24 @@ pub fn generate(
     max_new: usize,
     on_token: &mut dyn FnMut(u32),
 ) -> Result<Generated, ModelError> {
+    generate_until(model, plan, prompt, max_new, &mut |token| {
+        on_token(token);
+        ControlFlow::Continue(())
+    })
+}
+
+/// [`generate`] that `on_token` may end.
+pub fn generate_until(
+    model: &Model,
+    plan: &Plan,
+    prompt: &[u32],
+    max_new: usize,
+    on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+) -> Result<Generated, ModelError> {
     check_room(model, prompt.len(), max_new)?;
     let mut state = model.session.new_state(1, prompt.len() + max_new);
     let start = Instant::now();
-    let scores = advance(model, plan, &mut state, prompt, None)?;
+    let scores = prefill(model, plan, &mut state, prompt)?;
     let mut next = greedy(&scores)?;
     let mut out = Generated {
         tokens: Vec::new(),
@@ -177,7 +214,10 @@ pub fn generate(
             break;
         }
         out.tokens.push(next);
-        on_token(next);
+        if on_token(next).is_break() {
+            out.stop = Stop::Asked;
+            break;
+        }
         if out.tokens.len() == max_new {
             break;
         }

@@ -26,7 +26,8 @@ pub fn run(args: &AttachArgs, cx: &Context<'_>) -> Result<u8, Failure> {
             "--rounds {rounds}: every verdict on speed rests on fewer than {DEFAULT_ROUNDS} rounds"
         );
     }
-    let host = cx.host()?;
+    let mut host = cx.host()?;
+    host.eager = args.eager;
     let model = open_model(&args.model)?;
     let samples = load_samples(&model, &args.samples)?;
     let progress = Bars::new(cx.global.quiet);

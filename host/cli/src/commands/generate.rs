@@ -1,14 +1,23 @@
-//! `generate`: greedy text through the host, a receipt's seats, or ungated swaps.
+//! `generate`: text through the host, a receipt's seats, or ungated swaps; in the captured form unless asked otherwise.
+
+use std::ops::ControlFlow;
 
 use std::collections::BTreeMap;
 
 use serde_json::json;
 use structures::attach::{auto_swaps, Options, Swaps};
+use structures::decode::DecodeLoop;
+use structures::error::Error;
+use structures::host::Loaded;
 use structures::judge::summary;
 use structures::ledger::LedgerSummary;
 use structures::receipt::RefusalNote;
+use structures::sampling::Choose;
 use structures::seat::OnGuardFail;
-use structures_models::generate;
+use structures::stops::Stops;
+use structures_graph::{GraphError, Plan};
+use structures_models::generate::generate_until;
+use structures_models::Stop;
 
 use super::{attach::adopt, load_samples, open_model, pins, Context};
 use crate::args::{GenerateArgs, SampleArgs};
@@ -74,45 +83,67 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         (None, None) => (model.session().host_plan(), Vec::new()),
     };
     progress.finish();
+    let form = form(args, &model, &plan, prompt.len())?;
     let mut stream = tokenizer.stream();
+    let mut stops = Stops::new(&args.stop);
     let mut text = String::new();
     let mut broken = None;
     let mut begun = false;
-    let done = generate(
-        &model.model,
-        &plan,
-        &prompt,
-        args.max_new_tokens,
-        &mut |token| match stream.push(token) {
-            Ok(piece) => {
-                if !cx.out.json() {
-                    // Not before the model has answered: a refusal stands alone.
-                    if !std::mem::replace(&mut begun, true) {
-                        cx.out.raw(&args.prompt);
-                    }
-                    cx.out.raw(&piece);
-                }
-                text.push_str(&piece);
+    let mut show = |piece: &str| {
+        if !cx.out.json() {
+            // Not before the model has answered: a refusal stands alone.
+            if !std::mem::replace(&mut begun, true) {
+                cx.out.raw(&args.prompt);
             }
-            Err(e) => broken = Some(e),
-        },
-    )?;
+            cx.out.raw(piece);
+        }
+        text.push_str(piece);
+    };
+    let mut on_token = |token| match stream.push(token) {
+        Ok(piece) => {
+            let (shown, done) = stops.push(&piece);
+            show(&shown);
+            match done {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        }
+        Err(e) => {
+            broken = Some(e);
+            ControlFlow::Break(())
+        }
+    };
+    let max_new = args.max_new_tokens;
+    let (done, form) = match form {
+        Form::Captured(mut decode) => {
+            let done = decode.generate(&prompt, max_new, choose(args), &mut on_token)?;
+            (done, "captured")
+        }
+        Form::Eager => (
+            generate_until(&model.model, &plan, &prompt, max_new, &mut on_token)?,
+            "eager",
+        ),
+    };
     if let Some(e) = broken {
         return Err(e.into());
     }
-    let rest = stream.finish()?;
-    text.push_str(&rest);
+    if done.stop != Stop::Asked {
+        let (shown, _) = stops.push(&stream.finish()?);
+        show(&shown);
+        show(&stops.finish());
+    }
     let ledger = summary(&seats);
     if cx.out.json() {
         cx.out.document(json!({
             "text": text, "tokens": done.tokens, "prompt_tokens": done.prompt,
             "prefill_tps": done.prefill_tps(), "decode_tps": done.decode_tps(), "ledger": ledger,
+            "form": form, "stop": stop_name(done.stop),
         }));
         return Ok(0);
     }
-    cx.out.line(&rest);
+    cx.out.line("");
     say(&format!(
-        "prefill {:.1} tokens/s ({} tokens), decode {:.1} tokens/s ({} tokens)",
+        "prefill {:.1} tokens/s ({} tokens), decode {:.1} tokens/s ({} tokens, {form})",
         done.prefill_tps(),
         done.prompt,
         done.decode_tps(),
@@ -137,6 +168,69 @@ fn unbound(swaps: &Swaps) {
             "not bound: {n} x {code}, such as {} `{}`: {}",
             r.structure, r.path, r.reason
         ));
+    }
+}
+
+/// How the tokens are made.
+enum Form<'m> {
+    Captured(Box<DecodeLoop<'m>>),
+    Eager,
+}
+
+/// The captured form, or the eager one where that is asked for or where the model has no other.
+fn form<'m>(
+    args: &GenerateArgs,
+    model: &'m Loaded,
+    plan: &Plan,
+    prompt: usize,
+) -> Result<Form<'m>, Failure> {
+    let sampled = args.temperature > 0.0;
+    let usable = args.temperature >= 0.0 && args.temperature.is_finite();
+    let share = args.top_p > 0.0 && args.top_p <= 1.0;
+    if !(usable && share) {
+        return Err(Failure::usage(
+            format!("--temperature {} --top-p {}", args.temperature, args.top_p),
+            "a temperature is 0 or more, top-p is above 0 and at most 1",
+        ));
+    }
+    if args.eager {
+        return match sampled {
+            false => Ok(Form::Eager),
+            true => Err(Failure::usage(
+                "--eager with --temperature: the eager form is greedy",
+                "leave one of them out",
+            )),
+        };
+    }
+    let room = prompt.saturating_add(args.max_new_tokens);
+    match DecodeLoop::new(model, plan.clone(), room) {
+        Ok(decode) => Ok(Form::Captured(Box::new(decode))),
+        Err(Error::Graph(GraphError::Capture { at, code, reason })) if !sampled => {
+            say(&format!(
+                "not captured ({code} at {at}: {reason}); running eagerly"
+            ));
+            Ok(Form::Eager)
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn choose(args: &GenerateArgs) -> Choose {
+    match args.temperature > 0.0 {
+        false => Choose::Greedy,
+        true => Choose::Sample {
+            temperature: args.temperature,
+            top_p: args.top_p,
+            seed: args.seed,
+        },
+    }
+}
+
+fn stop_name(stop: Stop) -> &'static str {
+    match stop {
+        Stop::EndOfText(_) => "end_of_text",
+        Stop::Length => "length",
+        Stop::Asked => "stop",
     }
 }
 

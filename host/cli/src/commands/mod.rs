@@ -1,6 +1,7 @@
 //! One file a command. Each gives its exit code or a failure.
 
 mod attach;
+mod bench;
 mod bindings;
 mod calibrate;
 mod catalog;
@@ -47,6 +48,7 @@ impl Context<'_> {
                 catalog: self.global.catalog.clone(),
                 bindings: self.binding_dirs()?,
                 decisions: self.decisions_file(),
+                eager: false,
             },
             &self.scan_options()?,
         )?)
@@ -168,6 +170,7 @@ pub fn run(command: Command, cx: &Context<'_>) -> Result<u8, Failure> {
         Command::Decisions { action } => decisions::run(action, cx),
         Command::Generate(args) => generate::run(&args, cx),
         Command::Perplexity(args) => perplexity::run(&args, cx),
+        Command::Bench(args) => bench::run(&args, cx),
         Command::NewPlugin(args) => new_plugin::run(&args, cx),
         Command::Conform(args) => conform::run(&args, cx),
         Command::Completions { shell } => {

@@ -661,7 +661,8 @@ impl<'a> Compiler<'a> {
         let mut frozen = install.runner.freeze(&dims)?;
         let numbers = |p: &&Place| matches!(p.source, Source::Numbers(_));
         let many = install.inputs.len() > MOST_INPUTS || install.outputs.len() > OUTS;
-        if frozen == Frozen::Served && (many || places.iter().flatten().any(|p| numbers(&p))) {
+        let served = matches!(frozen, Frozen::Served { .. });
+        if served && (many || places.iter().flatten().any(|p| numbers(&p))) {
             frozen = Frozen::Tensors;
         }
         self.runners.push(Planned {
@@ -672,7 +673,7 @@ impl<'a> Compiler<'a> {
         let runner = self.runners.len() - 1;
         match frozen {
             Frozen::Host => return ops.iter().try_for_each(|op| self.op(*op)),
-            Frozen::Served => {
+            Frozen::Served { allocates } => {
                 let mut inputs = Vec::with_capacity(places.len());
                 for place in &places {
                     inputs.push(match place {
@@ -711,7 +712,7 @@ impl<'a> Compiler<'a> {
                     outputs,
                     dims,
                 };
-                self.push(step, "span", &install.name, true);
+                self.push(step, "span", &install.name, !allocates);
             }
             Frozen::Tensors => {
                 for place in places.iter().flatten() {

@@ -751,7 +751,14 @@ impl Run<'_> {
             *result = (lent, dims.as_slice());
         }
         let results = &mut results[..outputs.len()];
-        planned.runner.replay(&views[..inputs.len()], results)
+        let done = planned.runner.replay(&views[..inputs.len()], results);
+        done.map_err(|e| match e {
+            GraphError::Guard { reason, .. } => GraphError::Guard {
+                name: planned.name.clone(),
+                reason,
+            },
+            other => other,
+        })
     }
 
     fn put(

@@ -11,6 +11,7 @@ use crate::session::tests::{decoder, inputs, random, Random};
 use crate::session::{Install, SpanRunner};
 
 const ROOM: usize = 24;
+const SERVED: Frozen = Frozen::Served { allocates: false };
 
 fn session() -> Session {
     Session::new(decoder(), &Random).unwrap()
@@ -221,7 +222,7 @@ fn installed(s: &Session, runner: Arc<Runner>) -> Plan {
 #[test]
 fn a_span_is_served_left_to_the_host_or_asked_and_counted_once_a_replay() {
     let s = session();
-    for frozen in [Frozen::Served, Frozen::Tensors, Frozen::Host] {
+    for frozen in [SERVED, Frozen::Tensors, Frozen::Host] {
         let runner = Runner::new(frozen);
         let plan = installed(&s, runner.clone());
         let mut state = prefilled(&s, 4);
@@ -254,7 +255,7 @@ fn a_span_is_served_left_to_the_host_or_asked_and_counted_once_a_replay() {
 #[test]
 fn a_guard_that_fires_ends_the_step_by_name_and_moves_nothing() {
     let s = session();
-    for frozen in [Frozen::Served, Frozen::Tensors] {
+    for frozen in [SERVED, Frozen::Tensors] {
         let runner = Arc::new(Runner {
             fail_at: 1,
             ..Arc::into_inner(Runner::new(frozen)).unwrap()

@@ -1,0 +1,96 @@
+//! `bench`: tokens a second of the host and of what is attached, alternating. Nothing is gated.
+
+use serde_json::json;
+use structures::attach::auto_swaps;
+use structures::bench::{run as measure, Contender, Measures, Row};
+use structures::judge::summary;
+use structures::progress::Progress;
+
+use super::{attach::default_options, load_samples, open_model, pins, Context};
+use crate::args::{Arm, BenchArgs, SampleArgs};
+use crate::failure::Failure;
+use crate::progress::Bars;
+use crate::say::say;
+
+/// See the module.
+pub fn run(args: &BenchArgs, cx: &Context<'_>) -> Result<u8, Failure> {
+    let measures = Measures {
+        prefill: args.prefill.iter().copied().filter(|n| *n > 0).collect(),
+        decode: args.decode,
+        rounds: args.rounds,
+    };
+    if measures.rounds == 0 || (measures.prefill.is_empty() && measures.decode == 0) {
+        return Err(Failure::usage(
+            "nothing to measure: no round, or neither phase",
+            "give --rounds 1 or more, and --prefill or --decode above 0",
+        ));
+    }
+    let model = open_model(&args.model)?;
+    let progress = Bars::new(cx.global.quiet);
+    let arm = |arm, plan: &_, captured| Contender {
+        arm,
+        plan: Clone::clone(plan),
+        captured,
+    };
+    let mut contenders = Vec::new();
+    if args.arm != Arm::Attached {
+        contenders.push(arm("host", &model.session().host_plan(), false));
+    }
+    let mut seats = Vec::new();
+    if args.arm != Arm::Host {
+        let host = cx.host()?;
+        let mut options = default_options();
+        options.scheme.clone_from(&args.scheme);
+        options.pins = pins(&args.pin)?;
+        let given = SampleArgs {
+            samples: None,
+            percentile: options.percentile,
+            max_samples: None,
+        };
+        let samples = load_samples(&model, &given)?;
+        let swaps = auto_swaps(&host, &model, &samples, &options, &progress)?;
+        contenders.push(arm("attached", &swaps.plan, !args.eager));
+        if args.arm == Arm::All && !args.eager {
+            contenders.push(arm("attached_eager", &swaps.plan, false));
+        }
+        seats = swaps.seats;
+    }
+    let phases = measures.prefill.len() + usize::from(measures.decode > 0);
+    progress.stage("bench", phases * measures.rounds * contenders.len());
+    let rows = measure(&model, &contenders, &measures, || progress.tick())?;
+    progress.finish();
+    let threads = structures_loader::pool::Pool::global().threads();
+    if cx.out.json() {
+        cx.out.document(json!({
+            "model": model.name(), "scheme": args.scheme, "threads": threads, "rounds": measures.rounds,
+            "rows": rows, "ledger": summary(&seats),
+        }));
+        return Ok(0);
+    }
+    for row in &rows {
+        cx.out.line(&line(row));
+    }
+    say(&format!(
+        "{threads} threads, {} rounds, {} seats",
+        measures.rounds,
+        seats.len()
+    ));
+    Ok(0)
+}
+
+fn line(r: &Row) -> String {
+    let ratio = r
+        .speedup
+        .map_or(String::new(), |s| format!(", {s:.2} of the host"));
+    format!(
+        "{} {}: {} ({}) {:.1} tokens/s, spread {:.0} %{ratio}; memory {:.1} and {:.1} GB/s",
+        r.phase,
+        r.tokens,
+        r.arm,
+        r.form,
+        r.tps,
+        r.spread * 100.0,
+        r.memory_gbs[0],
+        r.memory_gbs[1]
+    )
+}
