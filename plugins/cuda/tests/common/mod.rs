@@ -84,7 +84,7 @@ fn build() -> Option<Fakes> {
     let compile = |name: &str, sources: &[&Path]| -> Result<(), String> {
         let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
         command
-            .args(["-std=c++17", "-O1", "-U_FORTIFY_SOURCE", "-fPIC", "-shared"])
+            .args(["-std=c++17", "-O2", "-U_FORTIFY_SOURCE", "-fPIC", "-shared"])
             .args(["-ffp-contract=off", "-Wall", "-Wno-unknown-pragmas"])
             .arg(format!("-Wl,-soname,{name}"))
             .arg("-I")

@@ -248,29 +248,39 @@ inline float bf16(const void *p) {
   std::memcpy(&h, p, 2);
   return __uint_as_float((unsigned)h << 16);
 }
-inline float e4m3(const void *p) {
-  unsigned char c = *(const unsigned char *)p;
+inline float e4m3_of(unsigned char c) {
   int e = (c >> 3) & 15, f = c & 7;
   float m = e == 15 && f == 7 ? NAN : e ? ldexpf(1.0f + f / 8.0f, e - 7) : ldexpf((float)f, -9);
   return c & 128 ? -m : m;
 }
-// A register holds `per` neighbours along k; a's registers are (row, k) halves in the order row first.
+struct E4m3Table {
+  float values[256];
+  E4m3Table() {
+    for (int c = 0; c < 256; ++c) values[c] = e4m3_of((unsigned char)c);
+  }
+};
+inline float e4m3(const void *p) {
+  static const E4m3Table table;
+  return table.values[*(const unsigned char *)p];
+}
+// A register holds PER neighbours along k; a's registers are (row, k) halves in the order row first. A lane has two
+// rows and two columns of the result.
 template <int PER, float (*VALUE)(const void *)>
 void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   Fragments mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
   auto all = exchange(mine);
   const int size = 4 / PER, half = 4 * PER;
   unsigned g = self->lane / 4, t = self->lane % 4;
-  for (int e = 0; e < 4; ++e) {
-    unsigned row = g + e / 2 * 8, col = t * 2 + e % 2;
+  float rows[2][2 * half], cols[2][2 * half];
+  for (int side = 0; side < 2; ++side)
     for (int k = 0; k < 2 * half; ++k) {
-      auto fa = of<Fragments>(all[row % 8 * 4 + k % half / PER]);
-      auto fb = of<Fragments>(all[col * 4 + k % half / PER]);
-      auto pa = (const unsigned char *)&fa.a[row / 8 + 2 * (k / half)] + k % PER * size;
-      auto pb = (const unsigned char *)&fb.b[k / half] + k % PER * size;
-      c[e] += VALUE(pa) * VALUE(pb);
+      const unsigned char *from = all[g * 4 + k % half / PER];
+      rows[side][k] = VALUE(from + (side + 2 * (k / half)) * 4 + k % PER * size);
+      from = all[(t * 2 + side) * 4 + k % half / PER];
+      cols[side][k] = VALUE(from + (4 + k / half) * 4 + k % PER * size);
     }
-  }
+  for (int e = 0; e < 4; ++e)
+    for (int k = 0; k < 2 * half; ++k) c[e] += rows[e / 2][k] * cols[e % 2][k];
 }
 } // namespace shim
 
