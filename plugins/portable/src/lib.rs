@@ -158,10 +158,15 @@ mod tests {
     fn every_declared_form_probes() {
         let backend = Portable::open(Host::detached()).expect("opens");
         for form in Portable::description().forms {
+            let least = |(symbol, band): (&String, &DimBand)| {
+                let size = band.min.max(1).next_multiple_of(band.multiple_of.max(1));
+                (symbol.clone(), size)
+            };
             let shapes = ProbeShapes {
                 structure: form.structure.clone(),
                 span: form.spans[0].clone(),
                 rows: vec![1, 100],
+                dims: form.band.dims.iter().map(least).collect(),
                 ..ProbeShapes::default()
             };
             assert!(
