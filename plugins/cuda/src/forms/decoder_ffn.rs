@@ -3,7 +3,6 @@
 
 use structures_plugin_api::describe::FormDecl;
 use structures_plugin_api::sdk::Failure;
-use structures_plugin_api::DType;
 
 use super::{is_operand, operand, Block, Body, Leaf, Port, Site, STEP};
 use crate::context::{Argument, Arguments, Buffer, Grid, Kernel};
@@ -119,18 +118,12 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
         weights: &pair,
         order: Order::ByEights,
         point: "x_after_norm",
-        // Half the bytes between two kernels; E4M3 operands round sixteen times as coarsely.
-        sums: match format {
-            Format::Fp8Static => DType::Bf16,
-            _ => DType::F32,
-        },
     };
     let down = Parts {
         name: "decoder_ffn_down",
         weights: &down,
         order: Order::Behind,
         point: "act_after_mul",
-        sums: DType::F32,
     };
     let (names, width) = (&request.params.inputs, d as u32);
     let (norm, inputs, output) = match request.span {

@@ -2,7 +2,6 @@
 
 use structures_plugin_api::describe::FormDecl;
 use structures_plugin_api::sdk::Failure;
-use structures_plugin_api::DType;
 
 use super::{is_operand, operand, Block, Body, Leaf, Port, Site, STEP};
 use crate::context::{Argument, Buffer, Kernel};
@@ -69,7 +68,6 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
         weights: &[weight],
         order: Order::Behind,
         point: "x",
-        sums: DType::F32,
     };
     let product = Product::bind(site, format, &parts)?;
     let (n, k) = (product.weights.n, product.weights.k);

@@ -2,7 +2,6 @@
 
 use structures_plugin_api::describe::FormDecl;
 use structures_plugin_api::sdk::Failure;
-use structures_plugin_api::DType;
 
 use super::{is_operand, operand, Block, Body, Leaf, Port, Site, STEP};
 use crate::context::{Argument, Buffer, Kernel};
@@ -110,7 +109,6 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
         weights: &weights,
         order: Order::Behind,
         point: "x",
-        sums: DType::F32,
     };
     let product = Product::bind(site, format, &parts)?;
     let k = product.weights.k;
