@@ -462,3 +462,34 @@ fn calibrate_writes_a_precision_spec() {
     let on_disk: Json = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(on_disk["precision_spec"], document["precision_spec"]);
 }
+
+#[test]
+fn perplexity_tells_what_a_scheme_costs_beside_the_host() {
+    let dir = plugins(&["x86"]);
+    let measure = |more: &[&str]| {
+        let mut command = structures(dir.path());
+        command.args(["perplexity", "demo", "--max-samples", "3"]);
+        json(command.args(more))
+    };
+    let (code, host, log) = measure(&[]);
+    assert_eq!(code, 0, "{log}");
+    assert_eq!(host["perplexity"], host["host_perplexity"]);
+    assert_eq!(host["top1_agreement"], 1.0);
+    assert!(host["ledger"].is_null(), "{host}");
+    let number = |document: &Json, name: &str| document[name].as_f64().unwrap();
+    // Every token but each sample's first.
+    assert!(number(&host, "tokens") >= 3.0 && number(&host, "perplexity") > 1.0);
+
+    let (code, int8, log) = measure(&["--scheme", "w8a16_decode"]);
+    assert_eq!(code, 0, "{log}");
+    assert!(int8["ledger"]["form_calls"].as_u64().unwrap() > 0, "{int8}");
+    assert_eq!(int8["host_perplexity"], host["perplexity"]);
+    assert_ne!(int8["perplexity"], host["perplexity"]);
+    let ratio = number(&int8, "perplexity") / number(&host, "perplexity");
+    assert!((0.97..1.03).contains(&ratio), "{int8}");
+    assert!(number(&int8, "top1_agreement") >= 0.9, "{int8}");
+    let (code, stepped, log) = measure(&["--workload", "decode"]);
+    assert_eq!(code, 0, "{log}");
+    let ratio = number(&stepped, "perplexity") / number(&host, "perplexity");
+    assert!((ratio - 1.0).abs() < 1e-4, "one call or many: {stepped}");
+}
