@@ -20,7 +20,10 @@
 mod device;
 mod failure;
 mod host;
+pub mod pool;
+pub mod ports;
 mod request;
+mod spread;
 mod tensor;
 mod weight;
 
@@ -28,6 +31,7 @@ pub use device::{Device, Shared};
 pub use failure::Failure;
 pub use host::{Host, Scratch};
 pub use request::BindRequest;
+pub use spread::Spread;
 pub use tensor::{disjoint, Tensor, TensorMut};
 pub(crate) use tensor::{plain_call, PLAIN};
 pub use weight::{PackedRows, Weight};

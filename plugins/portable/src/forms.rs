@@ -131,7 +131,6 @@ pub fn bind(shared: &Shared, request: &BindRequest<'_>) -> Result<Box<dyn BoundF
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::Pool;
     use structures_plugin_api::abi::Contract;
     use structures_plugin_api::describe::BindParams;
     use structures_plugin_api::sdk::Host;
@@ -141,7 +140,7 @@ mod tests {
     fn what_is_not_declared_is_refused_before_anything_is_packed() {
         let shared = Shared {
             host: Host::detached(),
-            pool: std::sync::Arc::<Pool>::default(),
+            pool: std::sync::Arc::default(),
         };
         let contract = Contract::capacity(DType::F32, 1);
         let code = |form: &str, span: &str, structure: &str, version: u32| {

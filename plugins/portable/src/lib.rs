@@ -25,11 +25,9 @@ mod forms;
 mod linear;
 mod norm;
 mod packed;
-mod pool;
 mod ports;
 mod rope;
 mod sim;
-mod spread;
 #[cfg(test)]
 mod testing;
 mod wire;
@@ -38,10 +36,10 @@ use std::sync::Arc;
 
 use structures_plugin_api::describe::{Description, DeviceInfo, ProbeReport, ProbeShapes};
 use structures_plugin_api::export_backend;
+use structures_plugin_api::sdk::pool::Pool;
 use structures_plugin_api::sdk::{self, Backend, BindRequest, BoundForm, Failure, Host};
 use structures_plugin_api::DType;
 
-use crate::pool::Pool;
 use crate::sim::Sim;
 
 /// The backend.
@@ -56,7 +54,7 @@ pub struct Portable {
 #[derive(Clone, Debug)]
 struct Shared {
     host: Host,
-    pool: Arc<Pool>,
+    pool: Arc<Pool<f32>>,
 }
 
 impl Backend for Portable {

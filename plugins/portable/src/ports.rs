@@ -1,89 +1,12 @@
-//! Which tensor of a call is which: positions are resolved by name at bind.
+//! What a call is held to beyond the SDK's `ports`: the contract's rows, the boundary's dtype, wires.
 
-use structures_plugin_api::sdk::{BindRequest, Failure, Tensor, TensorMut};
+pub use structures_plugin_api::sdk::ports::{
+    dims, expect_dims, floats, input, optional, position, required, size,
+};
+use structures_plugin_api::sdk::{ports, BindRequest, Failure, Tensor, TensorMut};
 use structures_plugin_api::DType;
 
 use crate::boundary::Boundary;
-
-/// Position of a name in a span's list that a form cannot do without.
-pub fn position(names: &[String], name: &str) -> Result<usize, Failure> {
-    optional(names, name).ok_or_else(|| {
-        Failure::refused(
-            "param_missing",
-            format!("the span lists {names:?}, not `{name}`"),
-        )
-    })
-}
-
-/// Position of an optional name.
-pub fn optional(names: &[String], name: &str) -> Option<usize> {
-    names.iter().position(|own| own == name)
-}
-
-/// The input at a position, unless it is absent.
-pub fn input<'a>(inputs: &[Tensor<'a>], position: Option<usize>) -> Option<Tensor<'a>> {
-    position
-        .and_then(|position| inputs.get(position))
-        .and_then(|tensor| tensor.present())
-}
-
-/// The input at a position that a call cannot do without.
-pub fn required<'a>(inputs: &[Tensor<'a>], position: usize) -> Result<Tensor<'a>, Failure> {
-    input(inputs, Some(position)).ok_or_else(|| {
-        let text = format!("the input at position {position} is absent");
-        Failure::invalid("view_absent", text)
-    })
-}
-
-/// Dims of a tensor of a certain rank.
-pub fn dims<const N: usize>(what: &str, tensor: &Tensor<'_>) -> Result<[usize; N], Failure> {
-    let sizes: Vec<usize> = tensor.dims().iter().map(|dim| *dim as usize).collect();
-    sizes.try_into().map_err(|found: Vec<usize>| {
-        let text = format!("{what} of dims {found:?}, expected rank {N}");
-        Failure::invalid("dims_inconsistent", text)
-    })
-}
-
-/// Compares the dims of a tensor.
-pub fn expect_dims(what: &str, tensor: &Tensor<'_>, expected: &[usize]) -> Result<(), Failure> {
-    let same = |(dim, expected): (&i64, &usize)| *dim == *expected as i64;
-    let fits = tensor.rank() == expected.len();
-    if !(fits && tensor.dims().iter().zip(expected).all(same)) {
-        let text = format!("{what} of dims {:?}, expected {expected:?}", tensor.dims());
-        return Err(Failure::invalid("dims_inconsistent", text));
-    }
-    Ok(())
-}
-
-/// A size that a symbol has, or a param that stands for it.
-pub fn size(request: &BindRequest<'_>, symbol: &str, param: &str) -> Result<usize, Failure> {
-    if let Ok(size) = request.dim(symbol) {
-        return Ok(size);
-    }
-    let given = request.params.params.get(param);
-    let size = given
-        .and_then(|value| value.as_u64())
-        .map(|size| size as usize);
-    size.ok_or_else(|| {
-        let text = format!("neither dim `{symbol}` nor a whole number `{param}`");
-        Failure::refused("param_missing", text)
-    })
-}
-
-/// Values in row-major order: borrowed where they lie as f32, else read into `buffer`, which has
-/// room for them.
-pub fn floats<'b, 'a: 'b>(
-    tensor: &Tensor<'a>,
-    buffer: &'b mut [f32],
-) -> Result<&'b [f32], Failure> {
-    match tensor.as_f32() {
-        Ok(values) => Ok(values),
-        Err(_) => {
-            tensor.read_f32(buffer)?;
-            Ok(buffer)
-        }
-    }
-}
 
 /// Rows that buffers are reserved for at most: a longer call finds its own room. It keeps a
 /// contract without a real limit from asking for all memory.
@@ -151,9 +74,7 @@ impl Rows {
         rows: usize,
         width: usize,
     ) -> Result<&'o mut TensorMut<'a>, Failure> {
-        let output = outputs.get_mut(position).ok_or_else(|| {
-            Failure::invalid("argument", format!("no output at position {position}"))
-        })?;
+        let output = ports::output(outputs, position)?;
         let sent = self.sent == Some(position);
         self.check("an output", &output.as_tensor(), width, sent)?;
         if output.rows() != rows {
@@ -170,9 +91,7 @@ impl Rows {
         position: usize,
         dims: &[usize],
     ) -> Result<&'o mut TensorMut<'a>, Failure> {
-        let output = outputs.get_mut(position).ok_or_else(|| {
-            Failure::invalid("argument", format!("no output at position {position}"))
-        })?;
+        let output = ports::output(outputs, position)?;
         self.check_dtype("an output", &output.as_tensor())?;
         expect_dims("an output", &output.as_tensor(), dims)?;
         Ok(output)
@@ -221,41 +140,6 @@ mod tests {
     use super::*;
     use structures_plugin_api::abi::Contract;
     use structures_plugin_api::describe::BindParams;
-
-    #[test]
-    fn names_become_positions() {
-        let names = ["x".to_string(), "residual".to_string()];
-        assert_eq!(position(&names, "residual"), Ok(1));
-        assert_eq!(
-            position(&names, "y").expect_err("not listed").code,
-            "param_missing"
-        );
-        let x = [1.0];
-        let inputs = [Tensor::from_f32(&x, &[1]).expect("fits"), Tensor::ABSENT];
-        assert!(input(&inputs, Some(0)).is_some());
-        assert!(input(&inputs, Some(1)).is_none() && input(&inputs, Some(2)).is_none());
-        assert!(input(&inputs, None).is_none());
-    }
-
-    #[test]
-    fn dims_are_compared_and_values_borrowed_where_they_can_be() {
-        let data = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
-        let x = Tensor::from_f32(&data, &[2, 3]).expect("fits");
-        assert_eq!(dims("x", &x), Ok([2, 3]));
-        assert!(dims::<3>("x", &x).is_err());
-        assert!(expect_dims("x", &x, &[2, 3]).is_ok());
-        for other in [&[2, 4][..], &[2], &[3, 2], &[1, 2, 3]] {
-            let failure = expect_dims("x", &x, other).expect_err("other dims");
-            assert_eq!(failure.code, "dims_inconsistent");
-        }
-        assert_eq!(floats(&x, &mut []), Ok(&data[..]));
-        let turned = x.transpose(0, 1).expect("two axes");
-        let mut buffer = [0.0; 6];
-        let values = floats(&turned, &mut buffer);
-        assert_eq!(values, Ok(&[1.0, 4.0, 2.0, 5.0, 3.0, 6.0][..]));
-        let absent = required(&[Tensor::ABSENT], 0).expect_err("absent");
-        assert_eq!(absent.code, "view_absent");
-    }
 
     #[test]
     fn a_call_is_held_to_the_contract() {

@@ -5,14 +5,13 @@
 //! of x.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
-use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
+use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Spread, Tensor, TensorMut};
 
 use super::Leaf;
 use crate::biased::Biased;
 use crate::format::Format;
 use crate::norm;
 use crate::ports::{self, Rows};
-use crate::spread::Spread;
 use crate::wire::Exit;
 use crate::Shared;
 

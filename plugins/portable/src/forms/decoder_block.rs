@@ -5,12 +5,11 @@
 //! none. The product and the sum are rounded to the boundary dtype.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
-use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
+use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Spread, Tensor, TensorMut};
 
 use super::Leaf;
 use crate::format::Format;
 use crate::ports::{self, Rows};
-use crate::spread::Spread;
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {

@@ -7,7 +7,7 @@
 //! only the shifted row is rounded. Each product is rounded once, with its bias.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
-use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
+use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Spread, Tensor, TensorMut};
 
 use super::Leaf;
 use crate::activation::Activation;
@@ -16,7 +16,6 @@ use crate::boundary::Boundary;
 use crate::format::Format;
 use crate::norm;
 use crate::ports::{self, Rows};
-use crate::spread::Spread;
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {

@@ -4,14 +4,14 @@
 //! one row for all, or one for each row or batch row of x.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
-use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
+use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Spread, Tensor, TensorMut};
 
 use super::{each_row, Leaf};
 use crate::elementwise::{add, layer_norm, rms_norm, scale_by_one_plus};
 use crate::format::Format;
 use crate::linear::{Linear, Out};
 use crate::pool::{plain, Line};
-use crate::ports::{self, Spread};
+use crate::ports;
 use crate::source::Source;
 use crate::Shared;
 
@@ -170,7 +170,7 @@ impl BoundForm for Producer {
         let d = fused.d;
         let x = ports::required(inputs, fused.x)?;
         let rows = ports::rows(&x, d)?;
-        let spread = Spread::of("the conditioning", &given, &x)?;
+        let spread = Spread::of("the conditioning", &given, 1, &x)?;
         let mut copy = Vec::new();
         let x = ports::floats(&x, &mut copy)?;
         let y = ports::output(outputs, fused.y, rows, d)?;

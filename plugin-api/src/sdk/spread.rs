@@ -3,8 +3,8 @@
 //! Leading dims align from the first (`[B, D]` meets `[B, M, D]` as `[B, 1, D]`), a missing dim or
 //! one of size 1 repeats, and a single row serves all.
 
-use structures_plugin_api::abi::MAX_RANK;
-use structures_plugin_api::sdk::{Failure, Tensor};
+use crate::abi::MAX_RANK;
+use crate::sdk::{Failure, Tensor};
 
 /// A map from rows to rows.
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +15,8 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// `tail` dims at the end of `narrow` and one at the end of `wide` are within a row.
+    /// `tail` dims at the end of `narrow` and one at the end of `wide` are within a row. Dims that do
+    /// not meet are `dims_inconsistent`.
     pub fn of(
         what: &str,
         narrow: &Tensor<'_>,
