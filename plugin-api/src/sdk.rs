@@ -23,6 +23,7 @@ mod host;
 pub mod pool;
 pub mod ports;
 mod request;
+pub mod rope;
 mod spread;
 mod tensor;
 mod weight;

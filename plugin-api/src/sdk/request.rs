@@ -222,6 +222,15 @@ impl<'a> BindRequest<'a> {
         value.ok_or_else(|| Failure::refused("param_missing", format!("number `{name}`")))
     }
 
+    /// A captured numeric attribute that may be absent or null: `param_missing` when it is neither
+    /// that nor a number.
+    pub fn optional_number(&self, name: &str) -> Result<Option<f64>, Failure> {
+        match self.params.params.get(name) {
+            None | Some(serde_json::Value::Null) => Ok(None),
+            Some(_) => self.number(name).map(Some),
+        }
+    }
+
     /// [`DType`] of the boundary: else `boundary_dtype`.
     pub fn boundary(&self) -> Result<DType, Failure> {
         DType::from_id(self.contract.dtype).ok_or_else(|| {

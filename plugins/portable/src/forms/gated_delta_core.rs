@@ -43,12 +43,8 @@ fn bind(
 ) -> Result<Box<dyn BoundForm>, Failure> {
     let inputs = &request.params.inputs;
     let outputs = &request.params.outputs;
-    let optional = |name: &str| {
-        let value = request.params.params.get(name);
-        match value.filter(|value| !value.is_null()) {
-            Some(_) => request.number(name).map(|value| Some(value as f32)),
-            None => Ok(None),
-        }
+    let optional = |name: &str| -> Result<Option<f32>, Failure> {
+        Ok(request.optional_number(name)?.map(|value| value as f32))
     };
     Ok(Box::new(GatedDelta {
         shared: shared.clone(),

@@ -4,13 +4,14 @@
 //! v passes the structure unchanged, so no span lists it.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
+use structures_plugin_api::sdk::rope::{channels, Layout, Tables};
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
 use super::Leaf;
 use crate::format::Format;
 use crate::norm;
 use crate::ports::{self, Rows};
-use crate::rope::{Layout, Tables};
+use crate::rope::turn;
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
@@ -53,6 +54,7 @@ fn bind(
 ) -> Result<Box<dyn BoundForm>, Failure> {
     let d = request.dim("D")?;
     let whole = request.axis("normalization_scope")? == "projection";
+    let full = request.axis("rotary_extent")? == "full";
     let plus = match request.axis("norm_weight_mode")? {
         "offset" => 1.0,
         _ => 0.0,
@@ -87,30 +89,13 @@ fn bind(
         eps: request.number("eps")? as f32,
         layout: Layout::from_axis(request.axis("rope_layout")?)?,
         d,
-        rotary: rotary(request, d)?,
+        rotary: channels(d, full, request.optional_number("rotary_dim")?)?,
         tables: [
             ports::position(inputs, "cos")?,
             ports::position(inputs, "sin")?,
         ],
     };
     Ok(Box::new(rope))
-}
-
-/// Channels that turn: all of them, or as many as the host says.
-fn rotary(request: &BindRequest<'_>, d: usize) -> Result<usize, Failure> {
-    let full = request.axis("rotary_extent")? == "full";
-    let given = request.params.params.get("rotary_dim");
-    let rotary = match given.filter(|value| !value.is_null()) {
-        None if full => d as f64,
-        _ => request.number("rotary_dim")?,
-    };
-    let pairs = rotary / 2.0;
-    let fits = pairs.fract() == 0.0 && pairs > 0.0 && rotary <= d as f64;
-    if !fits || (full && rotary != d as f64) {
-        let text = format!("{rotary} rotary channels of a head of {d}, full: {full}");
-        return Err(Failure::refused("bad_rotary_dim", text));
-    }
-    Ok(rotary as usize)
 }
 
 impl BoundForm for NormRope {
@@ -162,7 +147,7 @@ impl BoundForm for NormRope {
                 }
                 let (cos, sin) = tables.at(at / tokens, at % tokens);
                 for head in y.chunks_exact_mut(d) {
-                    self.layout.turn(&mut head[..self.rotary], cos, sin);
+                    turn(self.layout, &mut head[..self.rotary], cos, sin);
                 }
             });
             self.rows

@@ -5,12 +5,13 @@
 //! their own entries.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
+use structures_plugin_api::sdk::rope::{Layout, Tables};
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
 use super::Leaf;
 use crate::format::Format;
 use crate::ports::{self, Rows};
-use crate::rope::{Layout, Tables};
+use crate::rope::turn;
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
@@ -118,7 +119,7 @@ impl BoundForm for Rope {
             }
             let (cos, sin) = tables.at(row / tokens, row % tokens);
             for head in y[..turned].chunks_exact_mut(d) {
-                Layout::Half.turn(head, cos, sin);
+                turn(Layout::Half, head, cos, sin);
             }
         });
         let mut first = 0;

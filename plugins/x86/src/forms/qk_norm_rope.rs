@@ -4,13 +4,14 @@
 //! v passes the structure unchanged, so no span lists it.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
+use structures_plugin_api::sdk::rope::{channels, Layout, Tables};
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
 use super::{each_row, Leaf};
 use crate::elementwise::rms_norm;
 use crate::format::Format;
 use crate::ports;
-use crate::rope::{turn, Layout, Tables};
+use crate::rope::turn;
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
@@ -52,6 +53,7 @@ fn bind(
 ) -> Result<Box<dyn BoundForm>, Failure> {
     let d = request.dim("D")?;
     let whole = request.axis("normalization_scope")? == "projection";
+    let full = request.axis("rotary_extent")? == "full";
     let plus = match request.axis("norm_weight_mode")? {
         "offset" => 1.0,
         _ => 0.0,
@@ -83,29 +85,12 @@ fn bind(
         eps: request.number("eps")? as f32,
         layout: Layout::from_axis(request.axis("rope_layout")?)?,
         d,
-        rotary: rotary(request, d)?,
+        rotary: channels(d, full, request.optional_number("rotary_dim")?)?,
         tables: [
             ports::position(inputs, "cos")?,
             ports::position(inputs, "sin")?,
         ],
     }))
-}
-
-/// Channels that turn: all of them, or as many as the host says.
-fn rotary(request: &BindRequest<'_>, d: usize) -> Result<usize, Failure> {
-    let full = request.axis("rotary_extent")? == "full";
-    let given = request.params.params.get("rotary_dim");
-    let rotary = match given.filter(|value| !value.is_null()) {
-        None if full => d as f64,
-        _ => request.number("rotary_dim")?,
-    };
-    let pairs = rotary / 2.0;
-    let fits = pairs.fract() == 0.0 && pairs > 0.0 && rotary <= d as f64;
-    if !fits || (full && rotary != d as f64) {
-        let text = format!("{rotary} rotary channels of a head of {d}, full: {full}");
-        return Err(Failure::refused("bad_rotary_dim", text));
-    }
-    Ok(rotary as usize)
 }
 
 impl BoundForm for NormRope {
@@ -129,8 +114,9 @@ impl BoundForm for NormRope {
         ports::rows(&q, d)?;
         let [batch, tokens, ..] = ports::dims::<4>("q", &q)?;
         let [cos, sin] = self.tables.map(|at| ports::required(inputs, at));
-        let mut copies = [const { Vec::new() }; 2];
-        let tables = Tables::of([cos?, sin?], batch, tokens, &[self.rotary / 2], &mut copies)?;
+        let (mut cos_copy, mut sin_copy) = (Vec::new(), Vec::new());
+        let copies = [&mut cos_copy, &mut sin_copy];
+        let tables = Tables::of([cos?, sin?], batch, tokens, &[self.rotary / 2], copies)?;
         for side in &self.sides {
             let x = ports::required(inputs, side.input)?;
             let dims = [batch, tokens, side.heads, d];

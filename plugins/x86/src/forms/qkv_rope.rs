@@ -3,13 +3,14 @@
 //! A table as wide as a head gives the two channels of a pair their own entries.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
+use structures_plugin_api::sdk::rope::{Layout, Tables};
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
 use super::{each_row, Leaf};
 use crate::elementwise::add;
 use crate::format::Format;
 use crate::ports;
-use crate::rope::{turn, Layout, Tables};
+use crate::rope::turn;
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
@@ -86,8 +87,9 @@ impl BoundForm for Rope {
         ports::rows(&packed, width)?;
         let [batch, tokens, _] = ports::dims("packed_qkv", &packed)?;
         let [cos, sin] = self.tables.map(|at| ports::required(inputs, at));
-        let mut copies = [const { Vec::new() }; 2];
-        let tables = Tables::of([cos?, sin?], batch, tokens, &[d / 2, d], &mut copies)?;
+        let (mut cos_copy, mut sin_copy) = (Vec::new(), Vec::new());
+        let copies = [&mut cos_copy, &mut sin_copy];
+        let tables = Tables::of([cos?, sin?], batch, tokens, &[d / 2, d], copies)?;
         let mut copy = Vec::new();
         let x = ports::floats(&packed, &mut copy)?;
         let mut first = 0;
