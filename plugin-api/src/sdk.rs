@@ -19,6 +19,7 @@
 
 mod device;
 mod failure;
+pub mod forms;
 mod host;
 pub mod pool;
 pub mod ports;

@@ -1,8 +1,7 @@
 //! The number formats a product is executed in here, and what they mean for a declaration.
 
-use structures_plugin_api::describe::{
-    Band, DimBand, FormDecl, StatisticDecl, WeightFormat, WIRE_FP8_E4M3,
-};
+use structures_plugin_api::describe::{Band, DimBand, FormDecl, WeightFormat, WIRE_FP8_E4M3};
+use structures_plugin_api::sdk::forms::{names, statistics};
 use structures_plugin_api::DType;
 
 use crate::kernels;
@@ -88,10 +87,9 @@ impl Format {
         summed: &[&str],
         wires: &[&str],
     ) -> FormDecl {
-        let owned = |list: &[&str]| list.iter().map(|s| (*s).to_string()).collect::<Vec<_>>();
         let mut decl = FormDecl::new(structure, self.name(), self.name());
-        decl.spans = owned(spans);
-        decl.dtypes = owned(&["f32", "bf16"]);
+        decl.spans = names(spans);
+        decl.dtypes = names(&["f32", "bf16"]);
         decl.weight_format = self.weights();
         // Operand rows are copied 16 bytes at a time.
         let multiple = |symbol: &&str| {
@@ -107,24 +105,16 @@ impl Format {
             dims: summed.iter().map(multiple).collect(),
             ..Band::default()
         };
-        let statistic = |statistic: &str| -> Vec<StatisticDecl> {
-            let one = |point: &&str| StatisticDecl {
-                point: (*point).into(),
-                statistic: statistic.into(),
-                granularity: "tensor".into(),
-            };
-            points.iter().map(one).collect()
-        };
         (decl.precision_rank, decl.tolerance) = match self {
             Format::Bf16 | Format::Bf16Pack => {
                 decl.activation_format = "bf16".into();
-                decl.statistics = statistic("none");
+                decl.statistics = statistics(points, "none", "tensor");
                 decl.rounds = Some("bf16".into());
                 (5, 2e-3)
             }
             Format::Fp8Static => {
                 decl.activation_format = "e4m3".into();
-                decl.statistics = statistic("amax");
+                decl.statistics = statistics(points, "amax", "tensor");
                 decl.quantises = true;
                 let accepts = |port: &&str| format!("accepts:{port}:{WIRE_FP8_E4M3}");
                 decl.wires = wires.iter().map(accepts).collect();
@@ -135,7 +125,7 @@ impl Format {
                 (10, 1e-3)
             }
         };
-        decl.archs = owned(match self {
+        decl.archs = names(match self {
             Format::Fp8Static => kernels::FP8,
             _ => kernels::GENERIC,
         });

@@ -1,10 +1,9 @@
 //! The number formats a product may be executed in, and what they mean for a declaration.
 
-use structures_plugin_api::describe::{
-    DimBand, FormDecl, StatisticDecl, WeightFormat, WIRE_FP8_E4M3,
-};
+use structures_plugin_api::describe::{DimBand, FormDecl, WeightFormat, WIRE_FP8_E4M3};
 
 use structures_plugin_api::formats::BlockFormat;
+use structures_plugin_api::sdk::forms::{names, statistics, variants};
 
 use crate::boundary::Boundary;
 use crate::forms::Leaf;
@@ -118,11 +117,6 @@ impl Format {
         }
     }
 
-    /// Name of the form.
-    pub fn name(self) -> &'static str {
-        self.row().name
-    }
-
     /// How weights are kept.
     pub fn weights(self) -> WeightFormat {
         self.row().weights
@@ -145,17 +139,12 @@ impl Format {
 
     /// The declaration of a structure's form in this format.
     pub fn declare(self, leaf: &Leaf) -> FormDecl {
-        let owned = |list: &[&str]| list.iter().map(|s| (*s).to_string()).collect::<Vec<_>>();
         let row = self.row();
         let mut decl = FormDecl::new(leaf.structure, row.name, row.format);
         decl.spec_versions = leaf.versions.to_vec();
-        decl.spans = owned(leaf.spans);
-        decl.dtypes = owned(&Boundary::NAMES);
-        decl.variants = leaf
-            .variants
-            .iter()
-            .map(|(axis, values)| ((*axis).to_string(), owned(values)))
-            .collect();
+        decl.spans = names(leaf.spans);
+        decl.dtypes = names(&Boundary::NAMES);
+        decl.variants = variants(leaf.variants);
         decl.weight_format = row.weights;
         if leaf.packed && self == Format::F32 {
             decl.packed = BlockFormat::ALL.to_vec();
@@ -184,18 +173,11 @@ impl Format {
             Format::Fp8Static => decl.wires = ends("accepts", leaf.accepts),
             _ => {}
         }
-        let statistics = |points: &[&str], (statistic, granularity): (&str, &str)| {
-            let one = |point: &&str| StatisticDecl {
-                point: (*point).into(),
-                statistic: statistic.into(),
-                granularity: granularity.into(),
-            };
-            points.iter().map(one).collect::<Vec<_>>()
-        };
-        decl.statistics = statistics(leaf.content, ("content", "tensor"));
-        if let Some(statistic) = row.statistic {
+        decl.statistics = statistics(leaf.content, "content", "tensor");
+        if let Some((statistic, granularity)) = row.statistic {
             decl.activation_format = row.activations.into();
-            decl.statistics.extend(statistics(leaf.points, statistic));
+            decl.statistics
+                .extend(statistics(leaf.points, statistic, granularity));
             // Elsewhere there is nothing to quantise under; rounding to 16 bits is left out there.
             for (axis, value) in leaf
                 .points_under
@@ -209,7 +191,7 @@ impl Format {
             row.weights,
             WeightFormat::Fp8PerTensor | WeightFormat::Nvfp4
         ) {
-            decl.scale_groups = leaf.scale_groups.iter().map(|group| owned(group)).collect();
+            decl.scale_groups = leaf.scale_groups.iter().map(|group| names(group)).collect();
         }
         decl
     }

@@ -17,7 +17,7 @@ mod qkv_rope;
 mod vision_ffn;
 
 use structures_plugin_api::describe::FormDecl;
-use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure};
+use structures_plugin_api::sdk::{forms, BindRequest, BoundForm, Failure};
 
 use crate::format::Format;
 use crate::Shared;
@@ -84,7 +84,23 @@ impl Leaf {
     }
 }
 
-const LEAVES: [&Leaf; 14] = [
+impl forms::Leaf for Leaf {
+    type Format = Format;
+
+    fn structure(&self) -> &str {
+        self.structure
+    }
+
+    fn formats(&self) -> &[Format] {
+        self.formats
+    }
+
+    fn declare(&self, format: Format) -> FormDecl {
+        format.declare(self)
+    }
+}
+
+const LEAVES: &[&Leaf] = &[
     &adaln_producer::LEAF,
     &attention_core::LEAF,
     &cadence_static::LEAF,
@@ -103,28 +119,12 @@ const LEAVES: [&Leaf; 14] = [
 
 /// Declarations of all forms.
 pub fn declarations() -> Vec<FormDecl> {
-    let every = LEAVES
-        .iter()
-        .flat_map(|leaf| leaf.formats.iter().map(move |format| (leaf, format)));
-    every.map(|(leaf, format)| format.declare(leaf)).collect()
+    forms::declarations(LEAVES)
 }
 
 /// Binds the form that a request names.
 pub fn bind(shared: &Shared, request: &BindRequest<'_>) -> Result<Box<dyn BoundForm>, Failure> {
-    let found = LEAVES.iter().find_map(|leaf| {
-        let structure = leaf.structure == request.params.structure;
-        let mut offered = leaf.formats.iter().filter(|_| structure);
-        let format = offered.find(|format| format.name() == request.form)?;
-        Some((leaf, *format))
-    });
-    let Some((leaf, format)) = found else {
-        let text = format!(
-            "no form `{}` of `{}`",
-            request.form, request.params.structure
-        );
-        return Err(Failure::refused("form_unknown", text));
-    };
-    request.admitted_by(&format.declare(leaf))?;
+    let (leaf, format) = forms::admitted(LEAVES, request)?;
     (leaf.bind)(shared, format, request)
 }
 

@@ -1,7 +1,8 @@
 //! The number formats a product is executed in, and what they mean for a declaration.
 
-use structures_plugin_api::describe::{Band, FormDecl, StatisticDecl, WeightFormat};
+use structures_plugin_api::describe::{Band, FormDecl, WeightFormat};
 use structures_plugin_api::formats::BlockFormat;
+use structures_plugin_api::sdk::forms::{names, statistics, variants};
 
 use crate::forms::Leaf;
 use crate::kernels::blocks::Kind;
@@ -128,16 +129,8 @@ impl Format {
 
     /// The declaration of a structure's form in this format.
     pub fn declare(self, leaf: &Leaf) -> FormDecl {
-        let owned = |list: &[&str]| list.iter().map(|s| (*s).to_string()).collect::<Vec<_>>();
         let row = self.row();
-        let statistic = |point: &&str| {
-            let (statistic, granularity) = row.statistic?;
-            Some(StatisticDecl {
-                point: (*point).into(),
-                statistic: statistic.into(),
-                granularity: granularity.into(),
-            })
-        };
+        let each = |(statistic, granularity)| statistics(leaf.points, statistic, granularity);
         let joint = matches!(
             row.weights,
             WeightFormat::Fp8PerTensor | WeightFormat::Nvfp4
@@ -148,21 +141,17 @@ impl Format {
         let packed = packed.filter(|format| self == Format::F32 && taken(format));
         FormDecl {
             spec_versions: leaf.versions.to_vec(),
-            spans: owned(leaf.spans),
-            variants: leaf
-                .variants
-                .iter()
-                .map(|(axis, values)| ((*axis).to_string(), owned(values)))
-                .collect(),
+            spans: names(leaf.spans),
+            variants: variants(leaf.variants),
             dtypes: vec!["f32".into()],
-            statistics: leaf.points.iter().filter_map(statistic).collect(),
+            statistics: row.statistic.map(each).unwrap_or_default(),
             band: Band {
                 rows: Some([1, MOST_ROWS]),
                 ..Band::default()
             },
             weight_format: row.weights,
             packed: packed.collect(),
-            scale_groups: groups.map(|group| owned(group)).collect(),
+            scale_groups: groups.map(|group| names(group)).collect(),
             activation_format: row.activations.into(),
             tolerance: row.tolerance,
             rounds: (row.weights == WeightFormat::Bf16).then(|| "bf16".into()),

@@ -2,6 +2,7 @@
 //! down, down, optional gating, residual.
 
 use structures_plugin_api::describe::FormDecl;
+use structures_plugin_api::sdk::forms::{names, variants};
 use structures_plugin_api::sdk::Failure;
 
 use super::{is_operand, operand, Block, Body, Leaf, Port, Site, STEP};
@@ -20,7 +21,6 @@ pub const LEAF: Leaf = Leaf {
 };
 
 fn declare() -> Vec<FormDecl> {
-    let words = |list: &[&str]| list.iter().map(|s| (*s).to_string()).collect::<Vec<_>>();
     let one = |format: &Format| {
         let points = ["x_after_norm", "act_after_mul"];
         let mut decl = format.declare(
@@ -30,14 +30,13 @@ fn declare() -> Vec<FormDecl> {
             &["D", "F"],
             &["x_after_norm"],
         );
-        decl.variants
-            .insert("activation".into(), words(&["silu", "gelu"]));
-        decl.variants
-            .insert("norm_weight_mode".into(), words(&["direct", "offset"]));
-        decl.variants
-            .insert("conditioning".into(), words(&["none", "ada_ln"]));
+        decl.variants = variants(&[
+            ("activation", &["silu", "gelu"]),
+            ("norm_weight_mode", &["direct", "offset"]),
+            ("conditioning", &["none", "ada_ln"]),
+        ]);
         if *format == Format::Fp8Static {
-            decl.scale_groups = vec![words(&["w_gate", "w_up"])];
+            decl.scale_groups = vec![names(&["w_gate", "w_up"])];
         }
         decl
     };

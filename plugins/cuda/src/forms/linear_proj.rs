@@ -1,6 +1,7 @@
 //! `linear_proj`: one product, an optional bias, an optional epilogue.
 
 use structures_plugin_api::describe::FormDecl;
+use structures_plugin_api::sdk::forms::variants;
 use structures_plugin_api::sdk::Failure;
 
 use super::{is_operand, operand, Block, Body, Leaf, Port, Site, STEP};
@@ -19,14 +20,14 @@ pub const LEAF: Leaf = Leaf {
 };
 
 fn declare() -> Vec<FormDecl> {
-    let words = |list: &[&str]| list.iter().map(|s| (*s).to_string()).collect::<Vec<_>>();
     let one = |format: &Format| {
         let mut decl = format.declare("linear_proj", &["proj"], &["x"], &["K"], &["x"]);
         // `bf16` is the axis' word for "the boundary dtype".
-        decl.variants.insert("in_dtype".into(), words(&["bf16"]));
-        decl.variants.insert("bias".into(), words(&["none", "add"]));
-        let epilogues = ["none", "gelu_quant_fp8", "residual_add"];
-        decl.variants.insert("epilogue".into(), words(&epilogues));
+        decl.variants = variants(&[
+            ("in_dtype", &["bf16"]),
+            ("bias", &["none", "add"]),
+            ("epilogue", &["none", "gelu_quant_fp8", "residual_add"]),
+        ]);
         decl
     };
     FORMATS.iter().map(one).collect()

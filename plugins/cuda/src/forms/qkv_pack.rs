@@ -1,6 +1,7 @@
 //! `qkv_pack`: sibling products of one input as one product; each sibling stored to its own output.
 
 use structures_plugin_api::describe::FormDecl;
+use structures_plugin_api::sdk::forms::variants;
 use structures_plugin_api::sdk::Failure;
 
 use super::{is_operand, operand, Block, Body, Leaf, Port, Site, STEP};
@@ -28,10 +29,8 @@ pub const LEAF: Leaf = Leaf {
 fn declare() -> Vec<FormDecl> {
     let one = |format: &Format| {
         let mut decl = format.declare("qkv_pack", &["pack"], &["x"], &["K"], &["x"]);
-        decl.variants.insert("bind".into(), vec!["leaf".into()]);
         // `bf16_fused_quant` is the axis' word for "as it comes".
-        decl.variants
-            .insert("in_dtype".into(), vec!["bf16_fused_quant".into()]);
+        decl.variants = variants(&[("bind", &["leaf"]), ("in_dtype", &["bf16_fused_quant"])]);
         if *format == Format::Fp8Static {
             decl.scale_groups = vec![vec!["w_*".into()]];
         }
