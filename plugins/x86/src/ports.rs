@@ -37,6 +37,31 @@ pub fn rows(x: &Tensor<'_>, width: usize) -> Result<usize, Failure> {
     }
 }
 
+/// A call's first input, admitted and read.
+pub struct Given<'b, 'a> {
+    /// As it came.
+    pub tensor: Tensor<'a>,
+    /// Its rows.
+    pub rows: usize,
+    /// Its values, row by row.
+    pub values: &'b [f32],
+}
+
+/// The input at a position, of rows of `width`: borrowed where it lies so, else read into `copy`.
+pub fn given<'b, 'a: 'b>(
+    inputs: &[Tensor<'a>],
+    position: usize,
+    width: usize,
+    copy: &'b mut Vec<f32>,
+) -> Result<Given<'b, 'a>, Failure> {
+    let tensor = required(inputs, position)?;
+    Ok(Given {
+        rows: rows(&tensor, width)?,
+        values: floats(&tensor, copy)?,
+        tensor,
+    })
+}
+
 /// The output at a position, of `rows` x `width`.
 pub fn output<'o>(
     outputs: &'o mut [TensorMut<'_>],

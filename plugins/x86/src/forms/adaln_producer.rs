@@ -6,7 +6,7 @@
 use structures_plugin_api::abi::{CallCtx, FormFacts};
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Spread, Tensor, TensorMut};
 
-use super::{each_row, Leaf};
+use super::{each_row, facts, Leaf};
 use crate::elementwise::{add, layer_norm, rms_norm, scale_by_one_plus};
 use crate::format::Format;
 use crate::linear::{Linear, Out};
@@ -132,11 +132,10 @@ impl Producer {
 impl BoundForm for Producer {
     fn facts(&self) -> FormFacts {
         let norm = self.fused.as_ref().map_or(0, |fused| 2 * fused.d);
-        FormFacts {
-            packed_bytes: self.style.bytes() + 4 * (norm + self.bias.len()) as u64,
-            scratch_bytes: 64 * self.reserved as u64,
-            workspace_bytes: 0,
-        }
+        facts(
+            self.style.bytes() + 4 * (norm + self.bias.len()) as u64,
+            self.reserved,
+        )
     }
 
     fn call(
@@ -148,10 +147,9 @@ impl BoundForm for Producer {
     ) -> Result<(), Failure> {
         let (shared, isa) = (&self.shared, self.shared.isa);
         let width = self.style.n();
-        let given = ports::required(inputs, self.cond)?;
-        let styles = ports::rows(&given, self.style.k())?;
         let mut copy = Vec::new();
-        let cond = ports::floats(&given, &mut copy)?;
+        let given = ports::given(inputs, self.cond, self.style.k(), &mut copy)?;
+        let (cond, styles) = (given.values, given.rows);
         let sizes = self.buffers(styles);
         let mut lease = shared.pool.take(sizes.iter().sum());
         let [style, buffer] = lease.split(sizes);
@@ -168,12 +166,11 @@ impl BoundForm for Producer {
             .run(shared, cond, styles, buffer, to.writer(isa, &self.bias));
         let style = &*style;
         let d = fused.d;
-        let x = ports::required(inputs, fused.x)?;
-        let rows = ports::rows(&x, d)?;
-        let spread = Spread::of("the conditioning", &given, 1, &x)?;
         let mut copy = Vec::new();
-        let x = ports::floats(&x, &mut copy)?;
-        let y = ports::output(outputs, fused.y, rows, d)?;
+        let wide = ports::given(inputs, fused.x, d, &mut copy)?;
+        let spread = Spread::of("the conditioning", &given.tensor, 1, &wide.tensor)?;
+        let x = wide.values;
+        let y = ports::output(outputs, fused.y, wide.rows, d)?;
         each_row(&shared.host, y, d, |row, y| {
             let x = &x[row * d..][..d];
             let style = &style[spread.row(row) * width..][..width];

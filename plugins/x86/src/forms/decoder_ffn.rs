@@ -6,7 +6,7 @@
 use structures_plugin_api::abi::{CallCtx, FormFacts};
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
-use super::{axis, each_row, Leaf};
+use super::{axis, each_row, facts, Leaf};
 use crate::elementwise::{add, gated, rms_norm, scale, scale_by_one_plus, Activation};
 use crate::format::Format;
 use crate::kernels::LANES;
@@ -130,11 +130,10 @@ impl Ffn {
 impl BoundForm for Ffn {
     fn facts(&self) -> FormFacts {
         let norm = self.block.as_ref().map_or(0, |block| block.norm.len());
-        FormFacts {
-            packed_bytes: self.gate_up.bytes() + self.down.bytes() + 4 * norm as u64,
-            scratch_bytes: 64 * self.reserved as u64,
-            workspace_bytes: 0,
-        }
+        facts(
+            self.gate_up.bytes() + self.down.bytes() + 4 * norm as u64,
+            self.reserved,
+        )
     }
 
     fn call(
@@ -145,17 +144,16 @@ impl BoundForm for Ffn {
         _states: &mut [TensorMut<'_>],
     ) -> Result<(), Failure> {
         let (d, f, isa) = (self.d(), self.f(), self.shared.isa);
-        let given = ports::required(inputs, self.input)?;
-        let rows = ports::rows(&given, d)?;
         let mut copies = [const { Vec::new() }; 4];
         let [own, copies @ ..] = &mut copies;
-        let x = ports::floats(&given, own)?;
+        let given = ports::given(inputs, self.input, d, own)?;
+        let (x, rows) = (given.values, given.rows);
         let mut conditioning: [Option<&[f32]>; 3] = [None; 3];
         if let Some(block) = &self.block {
             let slots = conditioning.iter_mut().zip(copies);
             for ((to, copy), position) in slots.zip(block.conditioning) {
                 if let Some(from) = ports::input(inputs, position) {
-                    *to = Some(ports::floats_of(&from, given.dims(), copy)?);
+                    *to = Some(ports::floats_of(&from, given.tensor.dims(), copy)?);
                 }
             }
         }

@@ -8,15 +8,18 @@ mod gated_delta_core;
 mod linear_proj;
 mod norm_fused;
 mod patch_projection;
+mod projection;
 mod qk_norm_rope;
 mod qkv_pack;
 mod qkv_rope;
 mod vision_ffn;
 
+use structures_plugin_api::abi::FormFacts;
 use structures_plugin_api::describe::FormDecl;
 use structures_plugin_api::sdk::{forms, BindRequest, BoundForm, Failure, Host};
 
 use crate::format::Format;
+use crate::pool::Line;
 use crate::Shared;
 
 /// Binds a structure in a format.
@@ -104,6 +107,15 @@ pub fn declarations() -> Vec<FormDecl> {
 pub fn bind(shared: &Shared, request: &BindRequest<'_>) -> Result<Box<dyn BoundForm>, Failure> {
     let (leaf, format) = forms::admitted(LEAVES, request)?;
     (leaf.bind)(shared, format, request)
+}
+
+/// What a form added: bytes of packed weights, lines of call buffers.
+fn facts(packed_bytes: u64, lines: usize) -> FormFacts {
+    FormFacts {
+        packed_bytes,
+        scratch_bytes: (lines * size_of::<Line>()) as u64,
+        workspace_bytes: 0,
+    }
 }
 
 /// A text parameter of the variant, where the span has the axis.

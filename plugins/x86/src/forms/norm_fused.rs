@@ -58,11 +58,10 @@ impl BoundForm for Norm {
         _states: &mut [TensorMut<'_>],
     ) -> Result<(), Failure> {
         let d = self.w.len();
-        let given = ports::required(inputs, self.x)?;
-        let rows = ports::rows(&given, d)?;
         let mut copy = Vec::new();
-        let x = ports::floats(&given, &mut copy)?;
-        let y = ports::output(outputs, self.y, rows, d)?;
+        let given = ports::given(inputs, self.x, d, &mut copy)?;
+        let x = given.values;
+        let y = ports::output(outputs, self.y, given.rows, d)?;
         let (isa, eps) = (self.shared.isa, self.eps);
         each_row(&self.shared.host, y, d, |row, y| {
             layer_norm(isa, &x[row * d..][..d], &self.w, &self.b, eps, y);

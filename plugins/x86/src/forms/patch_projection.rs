@@ -3,9 +3,10 @@
 use structures_plugin_api::abi::{CallCtx, FormFacts};
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
-use super::{axis, Leaf};
+use super::projection::Projection;
+use super::Leaf;
 use crate::format::Format;
-use crate::linear::{Linear, Out};
+use crate::linear::Out;
 use crate::ports;
 use crate::source::Source;
 use crate::Shared;
@@ -18,13 +19,9 @@ pub const LEAF: Leaf = Leaf {
     ..Leaf::plain("patch_projection", &["proj"], bind)
 };
 
-struct Projection {
-    shared: Shared,
-    linear: Linear,
-    bias: Vec<f32>,
-    x: usize,
+struct PatchProjection {
+    product: Projection,
     y: usize,
-    reserved: usize,
 }
 
 fn bind(
@@ -36,30 +33,15 @@ fn bind(
     ports::dims::<2>("slot `w`", &weight)?;
     // The slot is [N, K].
     let source = Source::concatenated(&[weight.transpose(0, 1)?])?;
-    let linear = Linear::bind(shared, format, &source, request, "x")?;
-    let bias = match (axis(request, "bias"), request.weight("b")) {
-        (Some("none"), _) | (_, None) => Vec::new(),
-        _ => request.weight_of_dims("b", &[linear.n()])?.to_f32_vec()?,
-    };
-    let reserved = linear.buffer(ports::reserved(request));
-    shared.pool.reserve(reserved);
-    Ok(Box::new(Projection {
-        shared: shared.clone(),
-        linear,
-        bias,
-        x: ports::position(&request.params.inputs, "x")?,
+    Ok(Box::new(PatchProjection {
+        product: Projection::bind(shared, format, &source, request)?.biased(request)?,
         y: ports::position(&request.params.outputs, "y")?,
-        reserved,
     }))
 }
 
-impl BoundForm for Projection {
+impl BoundForm for PatchProjection {
     fn facts(&self) -> FormFacts {
-        FormFacts {
-            packed_bytes: self.linear.bytes() + 4 * self.bias.len() as u64,
-            scratch_bytes: 64 * self.reserved as u64,
-            workspace_bytes: 0,
-        }
+        self.product.facts()
     }
 
     fn call(
@@ -69,17 +51,12 @@ impl BoundForm for Projection {
         outputs: &mut [TensorMut<'_>],
         _states: &mut [TensorMut<'_>],
     ) -> Result<(), Failure> {
-        let n = self.linear.n();
-        let given = ports::required(inputs, self.x)?;
-        let rows = ports::rows(&given, self.linear.k())?;
+        let product = &self.product;
+        let n = product.linear.n();
         let mut copy = Vec::new();
-        let x = ports::floats(&given, &mut copy)?;
-        let out = Out::new(ports::output(outputs, self.y, rows, n)?, n);
-        let mut lease = self.shared.pool.take(self.linear.buffer(rows));
-        let [buffer] = lease.split([self.linear.buffer(rows)]);
-        let isa = self.shared.isa;
-        self.linear
-            .run(&self.shared, x, rows, buffer, out.writer(isa, &self.bias));
+        let x = product.given(inputs, &mut copy)?;
+        let out = Out::new(ports::output(outputs, self.y, x.rows, n)?, n);
+        product.run(&x, out.writer(product.shared.isa, &product.bias));
         Ok(())
     }
 }

@@ -5,11 +5,12 @@
 use structures_plugin_api::abi::{CallCtx, FormFacts};
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
+use super::projection::Projection;
 use super::Leaf;
 use crate::elementwise::add;
 use crate::format::Format;
 use crate::kernels::LANES;
-use crate::linear::{Linear, Out};
+use crate::linear::Out;
 use crate::ports;
 use crate::source::Source;
 use crate::Shared;
@@ -33,13 +34,8 @@ struct Sibling {
 }
 
 struct Pack {
-    shared: Shared,
-    linear: Linear,
+    product: Projection,
     siblings: Vec<Sibling>,
-    /// Of all channels, empty when there is none.
-    bias: Vec<f32>,
-    x: usize,
-    reserved: usize,
 }
 
 fn bind(
@@ -76,26 +72,16 @@ fn bind(
         return Err(Failure::refused("weight_missing", text));
     }
     let source = Source::concatenated(&weights)?;
-    let linear = Linear::bind(shared, format, &source, request, "x")?;
-    let reserved = linear.buffer(ports::reserved(request));
-    shared.pool.reserve(reserved);
-    Ok(Box::new(Pack {
-        shared: shared.clone(),
-        bias: if biased { bias } else { Vec::new() },
-        x: ports::position(&request.params.inputs, "x")?,
-        linear,
-        siblings,
-        reserved,
-    }))
+    let mut product = Projection::bind(shared, format, &source, request)?;
+    if biased {
+        product.bias = bias;
+    }
+    Ok(Box::new(Pack { product, siblings }))
 }
 
 impl BoundForm for Pack {
     fn facts(&self) -> FormFacts {
-        FormFacts {
-            packed_bytes: self.linear.bytes() + 4 * self.bias.len() as u64,
-            scratch_bytes: 64 * self.reserved as u64,
-            workspace_bytes: 0,
-        }
+        self.product.facts()
     }
 
     fn call(
@@ -105,12 +91,8 @@ impl BoundForm for Pack {
         outputs: &mut [TensorMut<'_>],
         _states: &mut [TensorMut<'_>],
     ) -> Result<(), Failure> {
-        let x = ports::required(inputs, self.x)?;
-        let rows = ports::rows(&x, self.linear.k())?;
         let mut own = Vec::new();
-        let x = ports::floats(&x, &mut own)?;
-        let mut lease = self.shared.pool.take(self.linear.buffer(rows));
-        let [buffer] = lease.split([self.linear.buffer(rows)]);
+        let x = self.product.given(inputs, &mut own)?;
         let mut parts = Vec::with_capacity(self.siblings.len());
         for (position, output) in outputs.iter_mut().enumerate() {
             let own = self.siblings.iter().find(|s| s.output == position);
@@ -118,7 +100,7 @@ impl BoundForm for Pack {
                 let text = format!("no sibling for the output at position {position}");
                 Failure::invalid("argument", text)
             })?;
-            let data = ports::output(std::slice::from_mut(output), 0, rows, sibling.channels)?;
+            let data = ports::output(std::slice::from_mut(output), 0, x.rows, sibling.channels)?;
             parts.push((sibling, Out::new(data, sibling.channels)));
         }
         if parts.len() != self.siblings.len() {
@@ -129,28 +111,27 @@ impl BoundForm for Pack {
             );
             return Err(Failure::invalid("argument", text));
         }
-        let (isa, bias) = (self.shared.isa, &self.bias);
-        let n = self.linear.n();
-        self.linear
-            .run(&self.shared, x, rows, buffer, |cover, tile| {
-                let first = cover.line * LANES;
-                let end = (first + cover.lines * LANES).min(n);
-                for (r, values) in tile.0.iter_mut().enumerate().take(cover.rows) {
-                    if let Some(bias) = bias.get(first..end) {
-                        add(isa, values, bias);
-                    }
-                    for (sibling, out) in &parts {
-                        let from = first.max(sibling.first);
-                        let to = end.min(sibling.first + sibling.channels);
-                        if from < to {
-                            // SAFETY: every place of the outputs is in one cover.
-                            let out =
-                                unsafe { out.row(cover.row + r, from - sibling.first, to - from) };
-                            out.copy_from_slice(&values[from - first..to - first]);
-                        }
+        let (isa, bias) = (self.product.shared.isa, &self.product.bias);
+        let n = self.product.linear.n();
+        self.product.run(&x, |cover, tile| {
+            let first = cover.line * LANES;
+            let end = (first + cover.lines * LANES).min(n);
+            for (r, values) in tile.0.iter_mut().enumerate().take(cover.rows) {
+                if let Some(bias) = bias.get(first..end) {
+                    add(isa, values, bias);
+                }
+                for (sibling, out) in &parts {
+                    let from = first.max(sibling.first);
+                    let to = end.min(sibling.first + sibling.channels);
+                    if from < to {
+                        // SAFETY: every place of the outputs is in one cover.
+                        let out =
+                            unsafe { out.row(cover.row + r, from - sibling.first, to - from) };
+                        out.copy_from_slice(&values[from - first..to - first]);
                     }
                 }
-            });
+            }
+        });
         Ok(())
     }
 }

@@ -5,7 +5,7 @@
 use structures_plugin_api::abi::{CallCtx, FormFacts};
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
-use super::{axis, each_row, Leaf};
+use super::{axis, each_row, facts, Leaf};
 use crate::elementwise::{activated, add, layer_norm, Activation};
 use crate::format::Format;
 use crate::kernels::LANES;
@@ -121,11 +121,10 @@ impl BoundForm for Ffn {
     fn facts(&self) -> FormFacts {
         let norm = self.block.iter().flat_map(|block| &block.affine);
         let floats: usize = norm.chain(&self.bias).map(Vec::len).sum();
-        FormFacts {
-            packed_bytes: self.fc1.bytes() + self.fc2.bytes() + 4 * floats as u64,
-            scratch_bytes: 64 * self.reserved as u64,
-            workspace_bytes: 0,
-        }
+        facts(
+            self.fc1.bytes() + self.fc2.bytes() + 4 * floats as u64,
+            self.reserved,
+        )
     }
 
     fn call(
@@ -136,10 +135,9 @@ impl BoundForm for Ffn {
         _states: &mut [TensorMut<'_>],
     ) -> Result<(), Failure> {
         let (d, f, isa) = (self.fc1.k(), self.fc1.n(), self.shared.isa);
-        let given = ports::required(inputs, self.input)?;
-        let rows = ports::rows(&given, d)?;
         let mut copy = Vec::new();
-        let x = ports::floats(&given, &mut copy)?;
+        let given = ports::given(inputs, self.input, d, &mut copy)?;
+        let (x, rows) = (given.values, given.rows);
         let out = Out::new(ports::output(outputs, self.output, rows, d)?, d);
         let sizes = self.buffers(rows);
         let mut lease = self.shared.pool.take(sizes.iter().sum());
