@@ -7,6 +7,7 @@
 mod decoder_ffn;
 mod linear_proj;
 mod norm_fused;
+mod projection;
 mod qkv_pack;
 
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use structures_plugin_api::abi::{CallCtx, FormFacts, LogLevel};
 use structures_plugin_api::describe::{FormDecl, WIRE_FP8_E4M3};
 use structures_plugin_api::formats::{bf16_to_f32, f32_to_bf16, f32_to_e4m3_saturating};
 use structures_plugin_api::sdk::{
-    BindRequest, BoundForm, Device, Failure, Host, Tensor, TensorMut,
+    ports, BindRequest, BoundForm, Device, Failure, Host, Tensor, TensorMut,
 };
 use structures_plugin_api::DType;
 
@@ -77,13 +78,8 @@ impl Site<'_> {
 
     /// Where an input or output stands in a call.
     pub fn port(&self, names: &[String], name: &str, width: u32) -> Result<Port, Failure> {
-        let found = names.iter().position(|own| own == name);
-        let position = found.ok_or_else(|| {
-            let text = format!("the span lists {names:?}, not `{name}`");
-            Failure::refused("param_missing", text)
-        })?;
         Ok(Port {
-            position,
+            position: ports::position(names, name)?,
             width,
             optional: false,
             wired: wired(self.request, name)?,

@@ -7,7 +7,7 @@ use structures_plugin_api::DType;
 
 use crate::context::{Argument, Arguments, Grid, Kernel};
 use crate::format::Format;
-use crate::forms::Site;
+use crate::forms::{Site, STEP};
 use crate::lt::Plan;
 use crate::weights::{Order, Weights};
 
@@ -162,11 +162,16 @@ impl Product {
     }
 
     /// Bytes one operand row of a width takes.
-    pub fn operand_bytes(format: Format, width: u32) -> u64 {
+    fn operand_bytes(format: Format, width: u32) -> u64 {
         match format {
             Format::W8a16Static => 4 * u64::from(width.div_ceil(SPAN) * SPAN),
             _ => format.weight_bytes() as u64 * u64::from(width),
         }
+    }
+
+    /// Bytes of scratch that `rows` operand rows of it take.
+    pub fn operands_bytes(&self, rows: u64) -> u64 {
+        (rows * Self::operand_bytes(self.format, self.weights.k)).next_multiple_of(STEP)
     }
 
     /// Bytes of sums that another library leaves for so many rows.

@@ -5,7 +5,7 @@ use structures_plugin_api::describe::FormDecl;
 use structures_plugin_api::sdk::forms::{names, variants};
 use structures_plugin_api::sdk::Failure;
 
-use super::{is_operand, operand, Block, Body, Leaf, Port, Site, STEP};
+use super::{is_operand, operand, Block, Body, Leaf, Port, Site};
 use crate::context::{Argument, Arguments, Buffer, Grid, Kernel};
 use crate::format::Format;
 use crate::product::{Parts, Product, Rung};
@@ -170,10 +170,7 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
 impl Ffn {
     /// Bytes of the operand rows of both products.
     fn parts(&self, rows: u64) -> [u64; 2] {
-        [&self.gate_up, &self.down].map(|product| {
-            let row = Product::operand_bytes(self.format, product.weights.k);
-            (rows * row).next_multiple_of(STEP)
-        })
+        [&self.gate_up, &self.down].map(|product| product.operands_bytes(rows))
     }
 }
 

@@ -4,10 +4,11 @@ use structures_plugin_api::describe::FormDecl;
 use structures_plugin_api::sdk::forms::variants;
 use structures_plugin_api::sdk::Failure;
 
-use super::{is_operand, operand, Block, Body, Leaf, Port, Site, STEP};
-use crate::context::{Argument, Buffer, Kernel};
+use super::projection::Projection;
+use super::{Block, Body, Leaf, Port, Site};
+use crate::context::Argument;
 use crate::format::Format;
-use crate::product::{Parts, Product, Rung};
+use crate::product::{Parts, Rung};
 use crate::weights::Order;
 
 const FORMATS: [Format; 3] = [Format::Bf16, Format::Fp8Static, Format::W8a16Static];
@@ -50,11 +51,8 @@ struct End {
 // SAFETY: the layout of the kernels' struct.
 unsafe impl Argument for End {}
 
-struct Projection {
-    format: Format,
-    product: Product,
-    prologue: Kernel,
-    bias: Option<Buffer>,
+struct LinearProj {
+    projection: Projection,
     gelu: bool,
     inputs: Vec<Port>,
     outputs: [Port; 1],
@@ -70,8 +68,9 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
         order: Order::Behind,
         point: "x",
     };
-    let product = Product::bind(site, format, &parts)?;
-    let (n, k) = (product.weights.n, product.weights.k);
+    let projection = Projection::bind(site, format, &parts)?;
+    let weights = &projection.product().weights;
+    let (n, k) = (weights.n, weights.k);
     // Without the axis a bias is added where there is one.
     let without = request.params.variant.get("bias").map(String::as_str) == Some("none");
     let bias = match request.weight("b") {
@@ -84,18 +83,15 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
     if epilogue == "residual_add" {
         inputs.push(site.port(names, "residual", n)?);
     }
-    Ok(Box::new(Projection {
-        prologue: site.module.kernel("linear_proj_operand", 0)?,
+    Ok(Box::new(LinearProj {
         gelu: epilogue == "gelu_quant_fp8",
         outputs: [site.port(&request.params.outputs, "y", n)?],
-        format,
-        product,
-        bias,
+        projection: projection.biased(bias),
         inputs,
     }))
 }
 
-impl Body for Projection {
+impl Body for LinearProj {
     fn inputs(&self) -> &[Port] {
         &self.inputs
     }
@@ -105,23 +101,22 @@ impl Body for Projection {
     }
 
     fn ladder(&self) -> &'static [Rung] {
-        Rung::ladder(self.format)
+        self.projection.ladder()
     }
 
     fn weight_bytes(&self) -> u64 {
-        self.product.weights.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
+        self.projection.weight_bytes()
     }
 
     fn scratch_bytes(&self, rows: u64) -> u64 {
-        let operand = rows * Product::operand_bytes(self.format, self.product.weights.k);
-        operand.next_multiple_of(STEP) + self.product.sums_bytes(rows)
+        self.projection.scratch_bytes(rows)
     }
 
     unsafe fn run(&self, rung: Rung, block: &Block, scratch: u64) -> Result<(), Failure> {
-        let p = &self.product;
+        let p = self.projection.product();
         let end = End {
             y: block.outputs[0],
-            bias: self.bias.as_ref().map_or(0, Buffer::address),
+            bias: self.projection.bias(),
             residual: block.inputs.get(1).copied().unwrap_or(0),
             scales: p.weights.scales(),
             scale: p.scale,
@@ -129,23 +124,8 @@ impl Body for Projection {
             dtype: block.dtype,
             gelu: self.gelu.into(),
         };
-        let mut x = block.inputs[0];
-        let operands = u64::from(block.rows) * Product::operand_bytes(self.format, p.weights.k);
-        let sums = scratch + operands.next_multiple_of(STEP);
-        // SAFETY: the caller's rows; the scratch has as many operand rows.
-        unsafe {
-            if !is_operand(self.format, &self.inputs[0], block.dtype, x) {
-                let to = scratch;
-                operand(
-                    &self.prologue,
-                    block,
-                    x,
-                    to,
-                    (p.kind(), p.weights.k, p.x_scale),
-                )?;
-                x = to;
-            }
-            p.launch(rung, block.queue, (x, sums), block.rows, &end)
-        }
+        let port = &self.inputs[0];
+        // SAFETY: the caller's rows and scratch; the outputs of as many.
+        unsafe { self.projection.run(rung, block, port, scratch, &end) }
     }
 }

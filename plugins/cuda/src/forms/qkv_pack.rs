@@ -4,10 +4,11 @@ use structures_plugin_api::describe::FormDecl;
 use structures_plugin_api::sdk::forms::variants;
 use structures_plugin_api::sdk::Failure;
 
-use super::{is_operand, operand, Block, Body, Leaf, Port, Site, STEP};
-use crate::context::{Argument, Buffer, Kernel};
+use super::projection::Projection;
+use super::{Block, Body, Leaf, Port, Site};
+use crate::context::Argument;
 use crate::format::Format;
-use crate::product::{Parts, Product, Rung};
+use crate::product::{Parts, Rung};
 use crate::weights::Order;
 
 const FORMATS: [Format; 4] = [
@@ -55,10 +56,7 @@ struct End {
 unsafe impl Argument for End {}
 
 struct Pack {
-    format: Format,
-    product: Product,
-    prologue: Kernel,
-    bias: Option<Buffer>,
+    projection: Projection,
     /// First column of each sibling; those there are not begin at N.
     first: [u32; MOST + 1],
     inputs: [Port; 1],
@@ -109,18 +107,16 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
         order: Order::Behind,
         point: "x",
     };
-    let product = Product::bind(site, format, &parts)?;
-    let k = product.weights.k;
+    let projection = Projection::bind(site, format, &parts)?;
+    let k = projection.product().weights.k;
+    let bias = match biased {
+        true => Some(site.upload(biases.into_iter())?),
+        false => None,
+    };
     Ok(Box::new(Pack {
-        prologue: site.module.kernel("qkv_pack_operand", 0)?,
-        bias: match biased {
-            true => Some(site.upload(biases.into_iter())?),
-            false => None,
-        },
         inputs: [site.port(&request.params.inputs, "x", k)?],
         outputs,
-        format,
-        product,
+        projection: projection.biased(bias),
         first,
     }))
 }
@@ -135,47 +131,31 @@ impl Body for Pack {
     }
 
     fn ladder(&self) -> &'static [Rung] {
-        Rung::ladder(self.format)
+        self.projection.ladder()
     }
 
     fn weight_bytes(&self) -> u64 {
-        self.product.weights.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
+        self.projection.weight_bytes()
     }
 
     fn scratch_bytes(&self, rows: u64) -> u64 {
-        let operand = rows * Product::operand_bytes(self.format, self.product.weights.k);
-        operand.next_multiple_of(STEP) + self.product.sums_bytes(rows)
+        self.projection.scratch_bytes(rows)
     }
 
     unsafe fn run(&self, rung: Rung, block: &Block, scratch: u64) -> Result<(), Failure> {
-        let p = &self.product;
+        let p = self.projection.product();
         let mut y = [0; MOST];
         y[..block.outputs.len()].copy_from_slice(&block.outputs);
         let end = End {
             y,
             first: self.first,
-            bias: self.bias.as_ref().map_or(0, Buffer::address),
+            bias: self.projection.bias(),
             scales: p.weights.scales(),
             scale: p.scale,
             dtype: block.dtype,
         };
-        let mut x = block.inputs[0];
-        let operands = u64::from(block.rows) * Product::operand_bytes(self.format, p.weights.k);
-        let sums = scratch + operands.next_multiple_of(STEP);
-        // SAFETY: the caller's rows; the scratch has as many operand rows.
-        unsafe {
-            if !is_operand(self.format, &self.inputs[0], block.dtype, x) {
-                let to = scratch;
-                operand(
-                    &self.prologue,
-                    block,
-                    x,
-                    to,
-                    (p.kind(), p.weights.k, p.x_scale),
-                )?;
-                x = to;
-            }
-            p.launch(rung, block.queue, (x, sums), block.rows, &end)
-        }
+        let port = &self.inputs[0];
+        // SAFETY: the caller's rows and scratch; the outputs of as many.
+        unsafe { self.projection.run(rung, block, port, scratch, &end) }
     }
 }
