@@ -102,6 +102,11 @@ fn floats(values: &[f32]) -> Vec<u8> {
 /// The demo model as compressed-tensors writes it: feed-forwards in NVFP4, attention in FP8 with a bf16 scale a channel,
 /// everything else as it is. Gives the values of every packed weight too.
 fn compressed(dir: &Path) -> Vec<(String, Vec<f32>)> {
+    compressed_but(dir, |_| {})
+}
+
+/// The same, after somebody spoiled its tensors.
+fn compressed_but(dir: &Path, spoil: impl FnOnce(&mut Vec<Raw>)) -> Vec<(String, Vec<f32>)> {
     let (mut raw, mut values) = (Vec::new(), Vec::new());
     for (name, tensor) in tensors(&demo()) {
         let dims = tensor.dims().to_vec();
@@ -163,6 +168,7 @@ fn compressed(dir: &Path) -> Vec<(String, Vec<f32>)> {
             raw.push(Raw(name, "F32", dims, floats(&data)));
         }
     }
+    spoil(&mut raw);
     save(&dir.join("model.safetensors"), &raw);
     configure(dir, "mixed-precision", json!("compressed-tensors"));
     std::fs::copy(demo().join("tokenizer.json"), dir.join("tokenizer.json")).unwrap();
@@ -310,6 +316,49 @@ fn b_246_what_cannot_be_adopted_is_told() {
         .err()
         .unwrap();
     assert_eq!(no.code(), "nothing_to_adopt");
+}
+
+#[test]
+fn b_246_scales_that_cannot_be_and_weights_that_are_there_twice_are_refused() {
+    type Spoil = fn(&mut Vec<Raw>);
+    let cases: [(&str, &str, Spoil); 4] = [
+        ("down_proj.weight_global_scale", "positive", |raw| {
+            let of = |r: &&mut Raw| r.0.ends_with("down_proj.weight_global_scale");
+            raw.iter_mut().find(of).unwrap().3 = floats(&[-1.0]);
+        }),
+        ("q_proj.weight_scale", "at least 0", |raw| {
+            let of = |r: &&mut Raw| r.0.ends_with("q_proj.weight_scale");
+            // bf16 NaN
+            raw.iter_mut().find(of).unwrap().3[..2].copy_from_slice(&[0xc0, 0x7f]);
+        }),
+        ("up_proj.weight_packed", "a weight once", |raw| {
+            let of = |r: &&Raw| r.0.ends_with("up_proj.weight_packed");
+            let name = raw.iter().find(of).unwrap().0.replace("_packed", "");
+            raw.push(Raw(name, "F32", vec![1, 1], floats(&[0.0])));
+        }),
+        ("zero points", "symmetric", |raw| {
+            let of = |r: &&Raw| r.0.ends_with("q_proj.weight_scale");
+            let name = raw
+                .iter()
+                .find(of)
+                .unwrap()
+                .0
+                .replace("_scale", "_zero_point");
+            raw.push(Raw(name, "F32", vec![1], floats(&[3.0])));
+        }),
+    ];
+    for (item, what, spoil) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        compressed_but(dir.path(), spoil);
+        let error = Loaded::open(dir.path())
+            .map(|_| ())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains(item) && error.contains(what),
+            "{item}: {error}"
+        );
+    }
 }
 
 #[test]
