@@ -321,15 +321,20 @@ fn b_246_what_cannot_be_adopted_is_told() {
 #[test]
 fn b_246_scales_that_cannot_be_and_weights_that_are_there_twice_are_refused() {
     type Spoil = fn(&mut Vec<Raw>);
-    let cases: [(&str, &str, Spoil); 4] = [
+    let cases: [(&str, &str, Spoil); 5] = [
         ("down_proj.weight_global_scale", "positive", |raw| {
             let of = |r: &&mut Raw| r.0.ends_with("down_proj.weight_global_scale");
             raw.iter_mut().find(of).unwrap().3 = floats(&[-1.0]);
         }),
-        ("q_proj.weight_scale", "at least 0", |raw| {
+        ("q_proj.weight_scale", "finite", |raw| {
             let of = |r: &&mut Raw| r.0.ends_with("q_proj.weight_scale");
             // bf16 NaN
             raw.iter_mut().find(of).unwrap().3[..2].copy_from_slice(&[0xc0, 0x7f]);
+        }),
+        ("q_proj.weight_scale", "at least 0", |raw| {
+            let of = |r: &&mut Raw| r.0.ends_with("q_proj.weight_scale");
+            // bf16 -1
+            raw.iter_mut().find(of).unwrap().3[..2].copy_from_slice(&[0x80, 0xbf]);
         }),
         ("up_proj.weight_packed", "a weight once", |raw| {
             let of = |r: &&Raw| r.0.ends_with("up_proj.weight_packed");
