@@ -314,7 +314,8 @@ impl CallCtx {
 pub struct FormFacts {
     /// Bytes of packed weights this instance added.
     pub packed_bytes: u64,
-    /// Bytes of scratch it keeps or leases.
+    /// Bytes of scratch it added to what its plugin keeps or leases. Buffers that forms share count
+    /// once, in the form whose `bind` made them.
     pub scratch_bytes: u64,
     /// Bytes of workspace it wants in [`CallCtx::workspace`].
     pub workspace_bytes: u64,

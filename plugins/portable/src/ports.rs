@@ -3,14 +3,10 @@
 pub use structures_plugin_api::sdk::ports::{
     dims, expect_dims, floats, input, optional, position, required, size,
 };
-use structures_plugin_api::sdk::{ports, BindRequest, Failure, Tensor, TensorMut};
+use structures_plugin_api::sdk::{pool, ports, BindRequest, Failure, Tensor, TensorMut};
 use structures_plugin_api::DType;
 
 use crate::boundary::Boundary;
-
-/// Rows that buffers are reserved for at most: a longer call finds its own room. It keeps a
-/// contract without a real limit from asking for all memory.
-const RESERVED: u64 = 8192;
 
 /// What the contract says about the rows of every call.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +42,7 @@ impl Rows {
 
     /// Rows to reserve buffers for; 0 when the contract does not say.
     pub fn reserved(self) -> usize {
-        self.most.min(RESERVED) as usize
+        self.most.min(pool::ROWS) as usize
     }
 
     /// The boundary's dtype.
@@ -159,7 +155,10 @@ mod tests {
         assert_eq!(rows.reserved(), 2);
         let endless = Contract::capacity(DType::F32, u64::MAX);
         let request = BindRequest::new("f32", "s", BindParams::default(), &endless);
-        assert_eq!(Rows::of(&request).expect("f32").reserved() as u64, RESERVED);
+        assert_eq!(
+            Rows::of(&request).expect("f32").reserved() as u64,
+            pool::ROWS
+        );
         assert_eq!(rows.admit(None, 3).expect_err("absent").code, "view_absent");
         let bits = [0_u16; 3];
         let x = Tensor::from_bf16(&bits, &[1, 3]).expect("fits");

@@ -41,6 +41,9 @@ pub fn plain<T: Plain>(lines: &mut [Line]) -> &mut [T] {
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), len) }
 }
 
+/// Room for a form's calls.
+pub type Reservation = structures_plugin_api::sdk::pool::Reservation<Line>;
+
 /// The backend's arenas.
 pub type Pool = structures_plugin_api::sdk::pool::Pool<Line>;
 

@@ -3,14 +3,13 @@
 pub use structures_plugin_api::sdk::ports::{
     dims, expect_dims, floats, input, optional, position, required, size,
 };
-use structures_plugin_api::sdk::{ports, BindRequest, Failure, Tensor, TensorMut};
+use structures_plugin_api::sdk::{pool, ports, BindRequest, Failure, Tensor, TensorMut};
 
 use crate::format::MOST_ROWS;
 
-/// Rows that buffers are reserved for: the contract's, as far as a call may have them.
+/// Rows that buffers are reserved for: the contract's, as far as they are known before a call.
 pub fn reserved(request: &BindRequest<'_>) -> usize {
-    // A contract without a real limit must not ask for all memory.
-    request.contract.max_rows().min(8192) as usize
+    request.contract.max_rows().min(pool::ROWS) as usize
 }
 
 /// As [`floats`], of a tensor that is repeated to other dims.

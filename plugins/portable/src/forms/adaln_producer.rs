@@ -5,6 +5,7 @@
 //! of x.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
+use structures_plugin_api::sdk::pool::Reservation;
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Spread, Tensor, TensorMut};
 
 use super::Leaf;
@@ -48,6 +49,7 @@ struct Producer {
     cond: usize,
     /// Position of the style, where that is the output.
     output: Option<usize>,
+    room: Reservation<f32>,
 }
 
 fn bind(
@@ -64,18 +66,18 @@ fn bind(
         _ => (None, Some(ports::position(outputs, "style")?)),
     };
     let sent = fused.as_ref().filter(|f| f.exit != Exit::Boundary);
-    let producer = Producer {
+    let mut producer = Producer {
         shared: shared.clone(),
         rows: Rows::of(request)?.sending(sent.map(|f| f.y)),
         style,
         fused,
         cond: ports::position(&request.params.inputs, "cond")?,
         output,
+        room: Reservation::default(),
     };
     let rows = producer.rows.reserved();
-    shared
-        .pool
-        .reserve(producer.buffers(rows, rows).iter().sum());
+    let floats = producer.buffers(rows, rows).iter().sum();
+    producer.room = shared.pool.reserve(floats);
     Ok(Box::new(producer))
 }
 
@@ -129,11 +131,9 @@ impl Producer {
 impl BoundForm for Producer {
     fn facts(&self) -> FormFacts {
         let norm = self.fused.as_ref().and_then(|fused| fused.norm.as_ref());
-        let rows = self.rows.reserved();
-        let scratch: usize = self.buffers(rows, rows).iter().sum();
         FormFacts {
             packed_bytes: self.style.bytes() + 4 * norm.map_or(0, Vec::len) as u64,
-            scratch_bytes: 4 * scratch as u64,
+            scratch_bytes: self.room.bytes(),
             workspace_bytes: 0,
         }
     }

@@ -5,6 +5,7 @@
 //! product, the activation, the multiplies, the sum.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
+use structures_plugin_api::sdk::pool::Reservation;
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
 use super::Leaf;
@@ -48,6 +49,7 @@ struct Ffn {
     down: Linear,
     input: usize,
     output: usize,
+    room: Reservation<f32>,
 }
 
 fn bind(
@@ -79,7 +81,7 @@ fn bind(
         let text = "span `block` makes x_after_norm itself";
         return Err(Failure::refused("wire_format", text));
     }
-    let ffn = Ffn {
+    let mut ffn = Ffn {
         shared: shared.clone(),
         rows: Rows::of(request)?.coded(gate_up.coded()),
         boundary: Boundary::of(request)?,
@@ -89,10 +91,10 @@ fn bind(
         down: Linear::bind(host, format, &[down], request, "act_after_mul")?,
         input: ports::position(inputs, input)?,
         output: ports::position(outputs, output)?,
+        room: Reservation::default(),
     };
-    shared
-        .pool
-        .reserve(ffn.buffers(ffn.rows.reserved(), [true; 3]).iter().sum());
+    let floats = ffn.buffers(ffn.rows.reserved(), [true; 3]).iter().sum();
+    ffn.room = shared.pool.reserve(floats);
     Ok(Box::new(ffn))
 }
 
@@ -148,10 +150,9 @@ impl Ffn {
 impl BoundForm for Ffn {
     fn facts(&self) -> FormFacts {
         let norm = self.block.as_ref().map_or(0, |block| block.norm.len());
-        let scratch: usize = self.buffers(self.rows.reserved(), [true; 3]).iter().sum();
         FormFacts {
             packed_bytes: self.gate_up.bytes() + self.down.bytes() + 4 * norm as u64,
-            scratch_bytes: 4 * scratch as u64,
+            scratch_bytes: self.room.bytes(),
             workspace_bytes: 0,
         }
     }

@@ -4,6 +4,7 @@
 //! boundary is the GELU's, in the boundary dtype.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
+use structures_plugin_api::sdk::pool::Reservation;
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
 use super::Leaf;
@@ -53,6 +54,7 @@ struct Projection {
     epilogue: Epilogue,
     x: usize,
     y: usize,
+    room: Reservation<f32>,
 }
 
 fn bind(
@@ -76,7 +78,7 @@ fn bind(
         "residual_add" => Epilogue::Residual(ports::position(inputs, "residual")?),
         _ => Epilogue::None,
     };
-    let projection = Projection {
+    let mut projection = Projection {
         shared: shared.clone(),
         rows: Rows::of(request)?.coded(linear.coded()),
         bias: bias.map(|bias| bias.to_f32_vec()).transpose()?,
@@ -84,10 +86,10 @@ fn bind(
         x: ports::position(inputs, "x")?,
         y: ports::position(&request.params.outputs, "y")?,
         linear,
+        room: Reservation::default(),
     };
-    shared
-        .pool
-        .reserve(projection.buffers(projection.rows.reserved()).iter().sum());
+    let floats = projection.buffers(projection.rows.reserved()).iter().sum();
+    projection.room = shared.pool.reserve(floats);
     Ok(Box::new(projection))
 }
 
@@ -108,10 +110,9 @@ impl Projection {
 impl BoundForm for Projection {
     fn facts(&self) -> FormFacts {
         let bias = self.bias.as_ref().map_or(0, Vec::len);
-        let scratch: usize = self.buffers(self.rows.reserved()).iter().sum();
         FormFacts {
             packed_bytes: self.linear.bytes() + 4 * bias as u64,
-            scratch_bytes: 4 * scratch as u64,
+            scratch_bytes: self.room.bytes(),
             workspace_bytes: 0,
         }
     }

@@ -2,6 +2,7 @@
 //! codes of a wire.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
+use structures_plugin_api::sdk::pool::Reservation;
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
 use super::Leaf;
@@ -26,6 +27,7 @@ struct Norm {
     x: usize,
     y: usize,
     exit: Exit,
+    room: Reservation<f32>,
 }
 
 fn bind(
@@ -44,7 +46,7 @@ fn bind(
     }
     let y = ports::position(&request.params.outputs, "y")?;
     let exit = Exit::of(request, "y")?;
-    let norm = Norm {
+    let mut norm = Norm {
         shared: shared.clone(),
         rows: Rows::of(request)?.sending((exit != Exit::Boundary).then_some(y)),
         w: w.to_f32_vec()?,
@@ -53,10 +55,10 @@ fn bind(
         x: ports::position(&request.params.inputs, "x")?,
         y,
         exit,
+        room: Reservation::default(),
     };
-    shared
-        .pool
-        .reserve(norm.buffers(norm.rows.reserved()).iter().sum());
+    let floats = norm.buffers(norm.rows.reserved()).iter().sum();
+    norm.room = shared.pool.reserve(floats);
     Ok(Box::new(norm))
 }
 
@@ -69,10 +71,9 @@ impl Norm {
 
 impl BoundForm for Norm {
     fn facts(&self) -> FormFacts {
-        let scratch: usize = self.buffers(self.rows.reserved()).iter().sum();
         FormFacts {
             packed_bytes: 8 * self.w.len() as u64,
-            scratch_bytes: 4 * scratch as u64,
+            scratch_bytes: self.room.bytes(),
             workspace_bytes: 0,
         }
     }

@@ -1,6 +1,7 @@
 //! `patch_projection`: flattened patches times the flattened kernel, bias, rounded once.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
+use structures_plugin_api::sdk::pool::Reservation;
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
 use super::Leaf;
@@ -23,6 +24,7 @@ struct Projection {
     proj: Biased,
     x: usize,
     y: usize,
+    room: Reservation<f32>,
 }
 
 fn bind(
@@ -40,16 +42,16 @@ fn bind(
         Some("none") => proj.without_bias(),
         _ => proj,
     };
-    let projection = Projection {
+    let mut projection = Projection {
         shared: shared.clone(),
         rows: Rows::of(request)?,
         proj,
         x: ports::position(&request.params.inputs, "x")?,
         y: ports::position(&request.params.outputs, "y")?,
+        room: Reservation::default(),
     };
-    shared
-        .pool
-        .reserve(projection.buffers(projection.rows.reserved()).iter().sum());
+    let floats = projection.buffers(projection.rows.reserved()).iter().sum();
+    projection.room = shared.pool.reserve(floats);
     Ok(Box::new(projection))
 }
 
@@ -63,10 +65,9 @@ impl Projection {
 
 impl BoundForm for Projection {
     fn facts(&self) -> FormFacts {
-        let scratch: usize = self.buffers(self.rows.reserved()).iter().sum();
         FormFacts {
             packed_bytes: self.proj.bytes(),
-            scratch_bytes: 4 * scratch as u64,
+            scratch_bytes: self.room.bytes(),
             workspace_bytes: 0,
         }
     }

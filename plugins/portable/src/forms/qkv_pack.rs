@@ -3,6 +3,7 @@
 //! A quantising format takes one scale over the concatenation, as the structure says.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
+use structures_plugin_api::sdk::pool::Reservation;
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
 use super::Leaf;
@@ -48,6 +49,7 @@ struct Pack {
     linear: Linear,
     siblings: Vec<Sibling>,
     x: usize,
+    room: Reservation<f32>,
 }
 
 fn bind(
@@ -84,16 +86,16 @@ fn bind(
         return Err(Failure::refused("weight_missing", text));
     }
     let linear = Linear::bind(&shared.host, format, &weights, request, "x")?;
-    let pack = Pack {
+    let mut pack = Pack {
         shared: shared.clone(),
         rows: Rows::of(request)?.coded(linear.coded()),
         linear,
         siblings,
         x: ports::position(&request.params.inputs, "x")?,
+        room: Reservation::default(),
     };
-    shared
-        .pool
-        .reserve(pack.buffers(pack.rows.reserved()).iter().sum());
+    let floats = pack.buffers(pack.rows.reserved()).iter().sum();
+    pack.room = shared.pool.reserve(floats);
     Ok(Box::new(pack))
 }
 
@@ -117,10 +119,9 @@ impl BoundForm for Pack {
             .filter_map(|s| s.bias.as_ref())
             .map(Vec::len)
             .sum();
-        let scratch: usize = self.buffers(self.rows.reserved()).iter().sum();
         FormFacts {
             packed_bytes: self.linear.bytes() + 4 * biases as u64,
-            scratch_bytes: 4 * scratch as u64,
+            scratch_bytes: self.room.bytes(),
             workspace_bytes: 0,
         }
     }

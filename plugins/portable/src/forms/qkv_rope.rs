@@ -5,6 +5,7 @@
 //! their own entries.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
+use structures_plugin_api::sdk::pool::Reservation;
 use structures_plugin_api::sdk::rope::{Layout, Tables};
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
@@ -30,6 +31,7 @@ struct Rope {
     tables: [usize; 2],
     /// Of q, of k and of v.
     outputs: [usize; 3],
+    room: Reservation<f32>,
 }
 
 fn bind(
@@ -51,7 +53,7 @@ fn bind(
     let heads = [q_heads, kv_heads, kv_heads];
     let width = heads.iter().sum::<usize>() * d;
     let (inputs, outputs) = (&request.params.inputs, &request.params.outputs);
-    let rope = Rope {
+    let mut rope = Rope {
         shared: shared.clone(),
         rows: Rows::of(request)?,
         bias: request.weight_of_dims("qkv_bias", &[width])?.to_f32_vec()?,
@@ -67,10 +69,10 @@ fn bind(
             ports::position(outputs, "k_after_rope")?,
             ports::position(outputs, "v")?,
         ],
+        room: Reservation::default(),
     };
-    shared
-        .pool
-        .reserve(rope.buffers(rope.rows.reserved(), 0).iter().sum());
+    let floats = rope.buffers(rope.rows.reserved(), 0).iter().sum();
+    rope.room = shared.pool.reserve(floats);
     Ok(Box::new(rope))
 }
 
@@ -84,10 +86,9 @@ impl Rope {
 
 impl BoundForm for Rope {
     fn facts(&self) -> FormFacts {
-        let scratch: usize = self.buffers(self.rows.reserved(), 0).iter().sum();
         FormFacts {
             packed_bytes: 4 * self.bias.len() as u64,
-            scratch_bytes: 4 * scratch as u64,
+            scratch_bytes: self.room.bytes(),
             workspace_bytes: 0,
         }
     }

@@ -5,6 +5,7 @@
 //! 2 a norm may be without them.
 
 use structures_plugin_api::abi::{CallCtx, FormFacts};
+use structures_plugin_api::sdk::pool::Reservation;
 use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, TensorMut};
 
 use super::Leaf;
@@ -51,6 +52,7 @@ struct Ffn {
     fc2: Biased,
     input: usize,
     output: usize,
+    room: Reservation<f32>,
 }
 
 fn bind(
@@ -70,7 +72,7 @@ fn bind(
         "block" => (Some(Block::bind(request, d)?), "x", "out"),
         _ => (None, "x_after_norm", "y"),
     };
-    let ffn = Ffn {
+    let mut ffn = Ffn {
         shared: shared.clone(),
         rows: Rows::of(request)?,
         activation: Activation::from_axis(request.axis("activation")?)?,
@@ -79,10 +81,10 @@ fn bind(
         fc2: linear(fc2, "b_fc2", "hidden_after_act")?,
         input: ports::position(&request.params.inputs, input)?,
         output: ports::position(&request.params.outputs, output)?,
+        room: Reservation::default(),
     };
-    shared
-        .pool
-        .reserve(ffn.buffers(ffn.rows.reserved()).iter().sum());
+    let floats = ffn.buffers(ffn.rows.reserved()).iter().sum();
+    ffn.room = shared.pool.reserve(floats);
     Ok(Box::new(ffn))
 }
 
@@ -120,10 +122,9 @@ impl BoundForm for Ffn {
             .iter()
             .flat_map(|block| block.affine.iter().flatten());
         let norm: usize = affine.map(Vec::len).sum();
-        let scratch: usize = self.buffers(self.rows.reserved()).iter().sum();
         FormFacts {
             packed_bytes: self.fc1.bytes() + self.fc2.bytes() + 4 * norm as u64,
-            scratch_bytes: 4 * scratch as u64,
+            scratch_bytes: self.room.bytes(),
             workspace_bytes: 0,
         }
     }

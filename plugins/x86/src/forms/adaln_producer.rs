@@ -10,7 +10,7 @@ use super::{each_row, facts, Leaf};
 use crate::elementwise::{add, layer_norm, rms_norm, scale_by_one_plus};
 use crate::format::Format;
 use crate::linear::{Linear, Out};
-use crate::pool::{plain, Line};
+use crate::pool::{plain, Line, Reservation};
 use crate::ports;
 use crate::source::Source;
 use crate::Shared;
@@ -48,7 +48,7 @@ struct Producer {
     cond: usize,
     /// Position of the style, where that is the output.
     output: Option<usize>,
-    reserved: usize,
+    room: Reservation,
 }
 
 fn bind(
@@ -80,10 +80,10 @@ fn bind(
         fused,
         cond: ports::position(&request.params.inputs, "cond")?,
         output,
-        reserved: 0,
+        room: Reservation::default(),
     };
-    producer.reserved = producer.buffers(ports::reserved(request)).iter().sum();
-    shared.pool.reserve(producer.reserved);
+    let lines = producer.buffers(ports::reserved(request)).iter().sum();
+    producer.room = shared.pool.reserve(lines);
     Ok(Box::new(producer))
 }
 
@@ -134,7 +134,7 @@ impl BoundForm for Producer {
         let norm = self.fused.as_ref().map_or(0, |fused| 2 * fused.d);
         facts(
             self.style.bytes() + 4 * (norm + self.bias.len()) as u64,
-            self.reserved,
+            self.room.bytes(),
         )
     }
 

@@ -11,7 +11,7 @@ use crate::elementwise::{add, gated, rms_norm, scale, scale_by_one_plus, Activat
 use crate::format::Format;
 use crate::kernels::LANES;
 use crate::linear::{Linear, Out};
-use crate::pool::{plain, Line};
+use crate::pool::{plain, Line, Reservation};
 use crate::ports;
 use crate::source::Source;
 use crate::Shared;
@@ -46,7 +46,7 @@ struct Ffn {
     down: Linear,
     input: usize,
     output: usize,
-    reserved: usize,
+    room: Reservation,
 }
 
 fn bind(
@@ -80,10 +80,10 @@ fn bind(
         block,
         input: ports::position(inputs, input)?,
         output: ports::position(outputs, output)?,
-        reserved: 0,
+        room: Reservation::default(),
     };
-    ffn.reserved = ffn.buffers(ports::reserved(request)).iter().sum();
-    shared.pool.reserve(ffn.reserved);
+    let lines = ffn.buffers(ports::reserved(request)).iter().sum();
+    ffn.room = shared.pool.reserve(lines);
     Ok(Box::new(ffn))
 }
 
@@ -132,7 +132,7 @@ impl BoundForm for Ffn {
         let norm = self.block.as_ref().map_or(0, |block| block.norm.len());
         facts(
             self.gate_up.bytes() + self.down.bytes() + 4 * norm as u64,
-            self.reserved,
+            self.room.bytes(),
         )
     }
 

@@ -19,7 +19,6 @@ use structures_plugin_api::describe::FormDecl;
 use structures_plugin_api::sdk::{forms, BindRequest, BoundForm, Failure, Host};
 
 use crate::format::Format;
-use crate::pool::Line;
 use crate::Shared;
 
 /// Binds a structure in a format.
@@ -109,11 +108,11 @@ pub fn bind(shared: &Shared, request: &BindRequest<'_>) -> Result<Box<dyn BoundF
     (leaf.bind)(shared, format, request)
 }
 
-/// What a form added: bytes of packed weights, lines of call buffers.
-fn facts(packed_bytes: u64, lines: usize) -> FormFacts {
+/// What a form added: bytes of packed weights, bytes of call buffers.
+fn facts(packed_bytes: u64, scratch_bytes: u64) -> FormFacts {
     FormFacts {
         packed_bytes,
-        scratch_bytes: (lines * size_of::<Line>()) as u64,
+        scratch_bytes,
         workspace_bytes: 0,
     }
 }

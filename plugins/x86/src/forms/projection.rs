@@ -7,6 +7,7 @@ use super::{axis, facts};
 use crate::format::Format;
 use crate::kernels::{Cover, Tile};
 use crate::linear::Linear;
+use crate::pool::Reservation;
 use crate::ports::{self, Given};
 use crate::source::Source;
 use crate::Shared;
@@ -18,7 +19,7 @@ pub struct Projection {
     /// Of every channel, empty when there is none.
     pub bias: Vec<f32>,
     x: usize,
-    reserved: usize,
+    room: Reservation,
 }
 
 impl Projection {
@@ -30,14 +31,13 @@ impl Projection {
         request: &BindRequest<'_>,
     ) -> Result<Self, Failure> {
         let linear = Linear::bind(shared, format, source, request, "x")?;
-        let reserved = linear.buffer(ports::reserved(request));
-        shared.pool.reserve(reserved);
+        let lines = linear.buffer(ports::reserved(request));
         Ok(Projection {
             shared: shared.clone(),
             linear,
             bias: Vec::new(),
             x: ports::position(&request.params.inputs, "x")?,
-            reserved,
+            room: shared.pool.reserve(lines),
         })
     }
 
@@ -55,7 +55,7 @@ impl Projection {
     /// What it added.
     pub fn facts(&self) -> FormFacts {
         let bias = 4 * self.bias.len() as u64;
-        facts(self.linear.bytes() + bias, self.reserved)
+        facts(self.linear.bytes() + bias, self.room.bytes())
     }
 
     /// The input of a call.

@@ -10,7 +10,7 @@ use crate::elementwise::{activated, add, layer_norm, Activation};
 use crate::format::Format;
 use crate::kernels::LANES;
 use crate::linear::{Linear, Out};
-use crate::pool::{plain, Line};
+use crate::pool::{plain, Line, Reservation};
 use crate::ports;
 use crate::source::Source;
 use crate::Shared;
@@ -42,7 +42,7 @@ struct Ffn {
     bias: [Vec<f32>; 2],
     input: usize,
     output: usize,
-    reserved: usize,
+    room: Reservation,
 }
 
 fn bind(
@@ -74,10 +74,10 @@ fn bind(
         ],
         input: ports::position(&request.params.inputs, input)?,
         output: ports::position(&request.params.outputs, output)?,
-        reserved: 0,
+        room: Reservation::default(),
     };
-    ffn.reserved = ffn.buffers(ports::reserved(request)).iter().sum();
-    shared.pool.reserve(ffn.reserved);
+    let lines = ffn.buffers(ports::reserved(request)).iter().sum();
+    ffn.room = shared.pool.reserve(lines);
     Ok(Box::new(ffn))
 }
 
@@ -123,7 +123,7 @@ impl BoundForm for Ffn {
         let floats: usize = norm.chain(&self.bias).map(Vec::len).sum();
         facts(
             self.fc1.bytes() + self.fc2.bytes() + 4 * floats as u64,
-            self.reserved,
+            self.room.bytes(),
         )
     }
 
