@@ -224,7 +224,8 @@ typedef struct structures_call_ctx {
 typedef struct structures_form_facts {
     // Bytes of packed weights this instance added.
     uint64_t packed_bytes;
-    // Bytes of scratch it keeps or leases.
+    // Bytes of scratch it added to what its plugin keeps or leases. Buffers that forms share count
+    // once, in the form whose `bind` made them.
     uint64_t scratch_bytes;
     // Bytes of workspace it wants in `structures_call_ctx.workspace`.
     uint64_t workspace_bytes;
