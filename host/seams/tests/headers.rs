@@ -390,3 +390,24 @@ fn other_namings_are_found_or_refused_by_reason() {
         [("l.0.mlp".to_string(), "projection_not_linear".to_string())]
     );
 }
+
+/// What goes into a state-space mixer is not q, k and v, however it is called.
+#[test]
+fn a_state_space_mixer_is_no_attention() {
+    let mixer: &[(&str, &[u64])] = &[
+        ("l.0.mamba.in_proj.weight", &[3216, 1024]),
+        ("l.0.mamba.out_proj.weight", &[1024, 1536]),
+        ("l.0.mamba.conv1d.weight", &[1664, 1, 4]),
+        ("l.0.mamba.conv1d.bias", &[1664]),
+        ("l.0.mamba.A_log", &[24]),
+        ("l.0.mamba.D", &[24]),
+        ("l.0.mamba.dt_bias", &[24]),
+    ];
+    let small = [&mixer[..2], &mixer[4..5]].concat();
+    for tensors in [mixer, &mixer[..4], small.as_slice()] {
+        let found = named(json!({"model_type": "odd"}), tensors);
+        let seams: Vec<&str> = found.seams.iter().map(|s| s.structure.as_str()).collect();
+        assert!(seams.is_empty(), "{seams:?}");
+        assert!(found.refused.is_empty(), "{:?}", found.refused);
+    }
+}

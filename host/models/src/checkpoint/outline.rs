@@ -57,6 +57,9 @@ const GATE_UP: [&str; 2] = ["gate_up_proj", "gate_up"];
 const QKV: [&str; 1] = ["qkv_proj"];
 const QKV_BY_NAME: [&str; 4] = ["qkv", "Wqkv", "wqkv_fused", "c_attn"];
 const QKV_DOUBTFUL: [&str; 3] = ["query_key_value", "in_proj", "wqkv"];
+/// What stands beside a projection into a state-space mixer: its parameters, and its modules.
+const STATE_SPACE: [&str; 3] = ["A_log", "D", "dt_bias"];
+const STATE_SPACE_MODULES: [&str; 3] = ["conv1d", "dt_proj", "x_proj"];
 /// What a module of another framework calls a parameter that holds them.
 const QKV_PARAMS: [(&str, &str); 2] = [("in_proj_weight", "weight"), ("in_proj_bias", "bias")];
 
@@ -264,6 +267,15 @@ fn columns(module: &Module) -> Option<usize> {
     }
 }
 
+/// Whether a module mixes by a state space: what it projects is no q, k and v.
+fn state_space(modules: &IndexMap<String, Module>, base: &str) -> bool {
+    let own = modules
+        .get(base)
+        .is_some_and(|m| STATE_SPACE.iter().any(|p| m.params.contains_key(*p)));
+    let child = |name: &str| modules.contains_key(format!("{base}.{name}").as_str());
+    own || STATE_SPACE_MODULES.iter().any(|name| child(name))
+}
+
 /// Adds the modules whose rows stand in another one's parameter.
 fn take_apart(
     modules: &mut IndexMap<String, Module>,
@@ -284,6 +296,9 @@ fn take_apart(
             None => (*rows, *width, false),
         };
         let name = last(&whole.path);
+        if name == "in_proj" && state_space(modules, parent_path(&whole.path)) {
+            continue;
+        }
         let of_name = |names: &[&str]| names.contains(&name);
         let (parts, doubt): (Vec<(&str, usize)>, Option<String>) = match name {
             _ if of_name(&GATE_UP) && rows % 2 == 0 => {
