@@ -411,3 +411,42 @@ fn a_state_space_mixer_is_no_attention() {
         assert!(found.refused.is_empty(), "{:?}", found.refused);
     }
 }
+
+/// Two products without a gate are another feed-forward.
+#[test]
+fn a_feed_forward_without_gate_is_no_gated_one() {
+    let tensors: &[(&str, &[u64])] = &[
+        ("l.0.ffn.up_proj.weight", &[1024, 256]),
+        ("l.0.ffn.down_proj.weight", &[256, 1024]),
+    ];
+    let found = named(json!({"model_type": "odd"}), tensors);
+    assert!(found.seams.is_empty());
+    assert!(refused(&found, "decoder_ffn").is_empty());
+}
+
+/// An epsilon that no configuration gives is not said; a norm of another kind is another norm.
+#[test]
+fn an_epsilon_that_nobody_says_is_not_in_headers() {
+    let of_norm = |bias: bool, config: Value| {
+        let mut tensors: Vec<(&str, &[u64])> = vec![
+            ("b.0.mlp.fc1.weight", &[512, 128]),
+            ("b.0.mlp.fc1.bias", &[512]),
+            ("b.0.mlp.fc2.weight", &[128, 512]),
+            ("b.0.mlp.fc2.bias", &[128]),
+            ("b.0.norm2.weight", &[128]),
+        ];
+        if bias {
+            tensors.push(("b.0.norm2.bias", &[128]));
+        }
+        named(config, &tensors)
+    };
+    let found = of_norm(true, json!({"model_type": "odd"}));
+    let at = |code: &str| vec![("b.0.mlp".to_string(), code.to_string())];
+    assert_eq!(refused(&found, "vision_ffn"), at("not_in_headers"));
+    let reason = &found.refused.iter().find(|r| r.structure == "vision_ffn");
+    assert!(reason.unwrap().reason.contains("norm.attr.eps"));
+    let said = json!({"model_type": "odd", "layer_norm_eps": 1e-6});
+    assert_eq!(of(&of_norm(true, said.clone()), "vision_ffn").len(), 1);
+    let codes = refused(&of_norm(false, said), "vision_ffn");
+    assert!(codes.contains(&at("norm_contract")[0]), "{codes:?}");
+}
