@@ -97,6 +97,21 @@ fn judge(
     // A candidate that one check refuses is asked the others too, so that it is told all that is wrong with it.
     let mut fell = false;
     let mut open: Vec<String> = Vec::new();
+    let other = slots.closed.as_ref().zip(candidate.beside_roles());
+    if let Some((code, param)) = other {
+        let path = whole(&mut candidate);
+        let reason = format!("`{param}` stands in none of its parts");
+        let expected = format!(
+            "parameters in {} alone",
+            wanted
+                .keys()
+                .map(String::as_str)
+                .collect::<Vec<_>>()
+                .join(", ")
+        );
+        refused.push(Refusal::new(&path, &spec.name, code, reason).expected_found(expected, param));
+        fell = true;
+    }
     for check in &slots.checks {
         if alive.is_empty() {
             return;
