@@ -124,14 +124,18 @@ fn judge(
             }
             continue;
         }
-        // What a header leaves open is no reason to refuse by name.
+        // An attribute that a header leaves open is no reason to refuse by name.
         if candidate.tree.headers_only
             && !asks_current(&check.that)
             && !matches!(eval_bool(&check.that, &candidate), Ok(true))
         {
-            if let Truth::Open(facts) = truth(&check.that, &candidate) {
-                open.extend(facts);
-                continue;
+            let attrs = |facts: &[String]| facts.iter().all(|f| f.contains(".attr."));
+            match truth(&check.that, &candidate) {
+                Truth::Open(facts) if attrs(&facts) => {
+                    open.extend(facts);
+                    continue;
+                }
+                _ => {}
             }
         }
         if asks_current(&check.that) {
