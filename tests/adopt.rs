@@ -525,7 +525,8 @@ fn fault_a_receipt_sealed_again_that_contradicts_itself() {
     let done = attach(&host, &model, &samples(), &wish, &Silent).unwrap();
     assert!(!done.receipt.seats.is_empty(), "{:?}", done.receipt.units);
     let value = serde_json::to_value(&done.receipt).unwrap();
-    let edits: [(&str, fn(&mut Json)); 4] = [
+    type Edit = fn(&mut Json);
+    let edits: [(&str, Edit); 4] = [
         ("has no row", |r| r["plugins"] = json!([])),
         ("is listed twice", |r| {
             let again = r["seats"][0].clone();

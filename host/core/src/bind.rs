@@ -1040,6 +1040,14 @@ impl Executable for Arc<Loaded> {
     ) -> Result<(), CallFailure> {
         Executable::call(&**self, inputs, outputs)
     }
+
+    fn call_into(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+    ) -> Result<(), CallFailure> {
+        Executable::call_into(&**self, inputs, outputs)
+    }
 }
 
 impl WiredForm for Loaded {

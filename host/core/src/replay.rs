@@ -22,6 +22,7 @@ use crate::receipt::{Receipt, SeatNote, SeatWire};
 use crate::seat::{OnGuardFail, Seat};
 use crate::sites::{Site, Survey};
 use crate::stats::{Calibration, CalibrationNote, CallContent, Content};
+use crate::steps;
 use crate::wires::{edge, Edge, End};
 
 /// Reads and verifies a receipt.
@@ -387,10 +388,12 @@ fn consistent(receipt: &Receipt) -> Result<(), String> {
     let mut seen = HashSet::new();
     for seat in receipt.bound() {
         let name = format!("seat `{}` ({})", seat.key, seat.structure);
-        if !seen.insert((&seat.structure, &seat.key)) {
+        // The parts of a composed block are seats of one seam, each at a span of its own.
+        if !seen.insert((&seat.structure, &seat.key, &seat.span)) {
             return Err(format!("{name} is listed twice"));
         }
-        if receipt.plugins.iter().all(|p| p.id != seat.plugin) {
+        let own = seat.plugin == steps::PROVIDER;
+        if !own && receipt.plugins.iter().all(|p| p.id != seat.plugin) {
             return Err(format!(
                 "{name} names plugin `{}`, of which the receipt has no row",
                 seat.plugin

@@ -158,14 +158,14 @@ impl Staged {
 
         for (slot, tensor) in given.iter_mut().zip(inputs) {
             if tensor.dtype().is_some() {
-                place.copy_in(slot, &tensor.to_bytes())?;
+                place.copy_in(slot, &tensor.bytes_of())?;
             }
         }
         for (slot, tensor) in made.iter_mut().zip(&*outputs) {
             place.room(slot, tensor.byte_count())?;
         }
         for (slot, tensor) in kept.iter_mut().zip(&*states) {
-            let bytes = tensor.as_tensor().to_bytes();
+            let bytes = tensor.as_tensor().bytes_of();
             place.copy_in(slot, &bytes)?;
         }
 

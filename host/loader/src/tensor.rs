@@ -149,7 +149,7 @@ impl<'a> HostTensor<'a> {
     }
 
     /// Its elements' bytes in row-major order, repeated ones repeated.
-    pub(crate) fn to_bytes(&self) -> Cow<'a, [u8]> {
+    pub(crate) fn bytes_of(self) -> Cow<'a, [u8]> {
         let Some(dtype) = self.dtype() else {
             return Cow::Borrowed(&[]);
         };

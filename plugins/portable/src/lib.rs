@@ -158,7 +158,7 @@ mod tests {
     fn every_declared_form_probes() {
         let backend = Portable::open(Host::detached()).expect("opens");
         for form in Portable::description().forms {
-            let least = |(symbol, band): (&String, &DimBand)| {
+            let least = |(symbol, band): (&String, &structures_plugin_api::describe::DimBand)| {
                 let size = band.min.max(1).next_multiple_of(band.multiple_of.max(1));
                 (symbol.clone(), size)
             };

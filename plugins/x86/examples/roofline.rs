@@ -111,7 +111,9 @@ mod peak {
     fn bf16() -> f64 {
         let started = now();
         // SAFETY: 64 bytes of which any are a value.
-        let a: __m512bh = black_box(unsafe { std::mem::transmute(_mm512_set1_epi32(0x3f80_3f80)) });
+        let a: __m512bh = black_box(unsafe {
+            std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(0x3f80_3f80))
+        });
         let mut sums = [_mm512_setzero_ps(); CHAINS];
         for _ in 0..TURNS {
             for sum in &mut sums {

@@ -55,7 +55,7 @@ impl Activation {
         let z = match self {
             Activation::Silu => x,
             // (1 + tanh z) / 2 = 1 / (1 + e^-2z)
-            Activation::GeluTanh => 1.595_769_1 * (0.044_715 * x * x).mul_add(x, x),
+            Activation::GeluTanh => 1.595_769_2 * (0.044_715 * x * x).mul_add(x, x),
         };
         x / (1.0 + exp(-z))
     }

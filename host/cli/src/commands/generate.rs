@@ -17,7 +17,7 @@ use structures::seat::OnGuardFail;
 use structures::stops::Stops;
 use structures_graph::{GraphError, Plan};
 use structures_models::generate::generate_until;
-use structures_models::Stop;
+use structures_models::{ModelError, Stop};
 
 use super::{attach::adopt, load_samples, open_model, pins, Context};
 use crate::args::{GenerateArgs, SampleArgs};
@@ -203,6 +203,11 @@ fn form<'m>(
         };
     }
     let room = prompt.saturating_add(args.max_new_tokens);
+    let max = model.model.config().max_positions;
+    if room > max {
+        let new = args.max_new_tokens;
+        return Err(Error::from(ModelError::ContextFull { prompt, new, max }).into());
+    }
     match DecodeLoop::new(model, plan.clone(), room) {
         Ok(decode) => Ok(Form::Captured(Box::new(decode))),
         Err(Error::Graph(GraphError::Capture { at, code, reason })) if !sampled => {

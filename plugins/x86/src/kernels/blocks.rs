@@ -14,6 +14,9 @@
 //!   4 inputs.
 //! - scales and heads: 16 values, one a channel; a minimum's 16 after the scale's.
 
+// Lanes and rows are numbers here: the same one indexes several arrays.
+#![allow(clippy::needless_range_loop)]
+
 use std::arch::x86_64::*;
 
 use structures_plugin_api::formats::BlockFormat;

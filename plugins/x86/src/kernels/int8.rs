@@ -4,6 +4,9 @@
 //! taken back exactly, in integers, by the sums of the activations' bytes. 16-bit activations are two planes of signed
 //! bytes, `256 hi + lo`. On AVX2 both are multiplied as 16-bit numbers.
 
+// Lanes and rows are numbers here: the same one indexes several arrays.
+#![allow(clippy::needless_range_loop)]
+
 use std::arch::x86_64::*;
 
 use super::{by_rows, by_size, Cover, Panels, Tile, LANES, PANEL};
