@@ -4,7 +4,6 @@
 //! whole file in memory and does not say which tensor is wrong.
 
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -72,8 +71,7 @@ impl<'de> Deserialize<'de> for RawHeader {
 /// Reads the header of one file; entries point into it as file number `file`.
 pub(super) fn header(path: &Path, file: usize) -> Result<Vec<(String, Entry)>, ModelError> {
     let io = |doing: &str, e| ModelError::io(path, doing, e, AGAIN);
-    let mut f = File::open(path).map_err(|e| io("open it", e))?;
-    let size = f.metadata().map_err(|e| io("read its size", e))?.len();
+    let (mut f, size) = super::regular::open(path).map_err(|e| io("open it", e))?;
     let mut word = [0u8; 8];
     if size < 8 {
         return Err(ModelError::malformed(

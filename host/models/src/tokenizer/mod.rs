@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{Checkpoint, Metadata};
+use crate::checkpoint::{regular, Checkpoint, Metadata};
 use crate::config::DecoderConfig;
 use crate::ModelError;
 
@@ -63,7 +63,7 @@ impl Tokenizer {
         let (inner, path, chat_template) = match checkpoint.metadata() {
             Metadata::Config(_) => {
                 let path = checkpoint.path().join("tokenizer.json");
-                if !path.is_file() {
+                if !path.exists() {
                     return Ok(None);
                 }
                 let inner = Inner::Published(Box::new(published(&path)?));
@@ -229,13 +229,12 @@ impl TextStream<'_> {
 /// Reads a `tokenizer.json`. Its fault names the file; a panic in its reader is a fault too.
 fn published(path: &Path) -> Result<tokenizers::Tokenizer, ModelError> {
     let help = "get the file again, it must be a tokenizer.json";
-    let size =
-        std::fs::metadata(path).map_err(|e| ModelError::io(path, "read its size", e, help))?;
-    if size.len() > MAX_BYTES {
-        let reason = format!("expected at most {MAX_BYTES} bytes, found {}", size.len());
-        return Err(fault(path, reason, help));
-    }
-    let bytes = std::fs::read(path).map_err(|e| ModelError::io(path, "read it", e, help))?;
+    let bytes = regular::read(path, MAX_BYTES)
+        .map_err(|e| ModelError::io(path, "read it", e, help))?
+        .map_err(|n| {
+            let reason = format!("expected at most {MAX_BYTES} bytes, found {n}");
+            fault(path, reason, help)
+        })?;
     let read = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(&bytes));
     match read {
         Ok(Ok(t)) => fit(t).map_err(|reason| fault(path, reason, help)),
