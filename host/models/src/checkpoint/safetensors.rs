@@ -47,7 +47,8 @@ impl<'de> Deserialize<'de> for RawHeader {
                 let mut rows = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
-                        map.next_value::<serde::de::IgnoredAny>()?;
+                        map.next_value::<Option<IndexMap<String, String>>>()
+                            .map_err(|e| A::Error::custom(format!("`{name}`: {e}")))?;
                         rows.push((name, None));
                     } else {
                         // The format's reader does not say whose value it is.
@@ -131,7 +132,15 @@ pub(super) fn header(path: &Path, file: usize) -> Result<Vec<(String, Entry)>, M
             ));
         }
     }
-    let end = spans.iter().map(|s| s.1).max().unwrap_or(0);
+    let mut end = 0;
+    for (from, to, name) in &spans {
+        if *from > end {
+            let expected = format!("data from byte {end} on, where the one before it ends");
+            let found = format!("a hole up to byte {from}");
+            return Err(ModelError::tensor(path, name, expected, found, AGAIN));
+        }
+        end = end.max(*to);
+    }
     if data > end {
         return Err(ModelError::malformed(
             path,
