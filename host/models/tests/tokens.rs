@@ -265,3 +265,45 @@ fn a_damaged_tokenizer_is_named() {
         assert!(fault.to_string().contains("tokenizer.json"), "{fault}");
     }
 }
+
+/// Padding and truncation are for batches; a chain that rewrites a text into gigabytes is refused when it is read.
+#[test]
+fn a_tokenizer_cannot_ask_for_memory_without_bound() {
+    let base: serde_json::Value = serde_json::from_slice(&unpacked("gpt2.tokenizer.json")).unwrap();
+    let with = |key: &str, value: serde_json::Value| {
+        let mut file = base.clone();
+        file[key] = value;
+        file.to_string().into_bytes()
+    };
+    let want = open(&[("tokenizer.json", base.to_string().into_bytes())])
+        .encode("some words", false)
+        .unwrap();
+    let padding = |strategy: serde_json::Value, multiple: serde_json::Value| {
+        json!({"strategy": strategy, "direction": "Right", "pad_to_multiple_of": multiple,
+            "pad_id": 0, "pad_type_id": 0, "pad_token": "x"})
+    };
+    let huge = 1u64 << 40;
+    for file in [
+        with("padding", padding(json!({"Fixed": huge}), json!(null))),
+        with("padding", padding(json!("BatchLongest"), json!(huge))),
+        with(
+            "truncation",
+            json!({"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}),
+        ),
+    ] {
+        let tokenizer = open(&[("tokenizer.json", file)]);
+        assert_eq!(tokenizer.encode("some words", false).unwrap(), want);
+    }
+
+    let dots = json!({"type": "Replace", "pattern": {"String": "."}, "content": ".".repeat(20)});
+    let chain = json!({"type": "Sequence", "normalizers": vec![dots; 8]});
+    let dir = tempfile::tempdir().unwrap();
+    let header = [2u64.to_le_bytes().as_slice(), b"{}"].concat();
+    std::fs::write(dir.path().join("model.safetensors"), header).unwrap();
+    std::fs::write(dir.path().join("config.json"), b"{}").unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), with("normalizer", chain)).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let fault = Tokenizer::of(&checkpoint, None, Vec::new()).unwrap_err();
+    assert_eq!(fault.code(), "tokenizer");
+    assert!(fault.to_string().contains("normalizer"), "{fault}");
+}
