@@ -13,7 +13,8 @@ use structures_catalog::Spec;
 use structures_graph::session::{Install, Session, ViewMut};
 use structures_graph::{AttrValue, Dim, ValueId};
 use structures_loader::{
-    row_capacity, BindSpec, BoundForm, HostTensor, HostTensorMut, Plugin, PluginError, StatusKind,
+    row_capacity, BindSpec, BoundForm, HostTensor, HostTensorMut, Plugin, PluginError, Staged,
+    StatusKind,
 };
 use structures_plugin_api::abi;
 use structures_plugin_api::describe::{
@@ -930,7 +931,7 @@ const MOST: (usize, usize) = (16, 8);
 
 /// A loaded form as a seat sees it.
 pub(crate) struct Loaded {
-    form: BoundForm,
+    form: Staged,
     /// The device it was bound on, when that is not the CPU.
     station: Option<Arc<Station>>,
 }
@@ -942,12 +943,16 @@ impl Loaded {
             0 => None,
             index => Some(Station::open(plugin, index)?),
         };
-        Ok(Loaded { form, station })
+        let device = station.as_ref().map(|s| s.device().clone());
+        Ok(Loaded {
+            form: Staged::new(form, device),
+            station,
+        })
     }
 
     /// What was bound.
     pub(crate) fn form(&self) -> &BoundForm {
-        &self.form
+        self.form.form()
     }
 
     /// The device, when it is not the CPU.
@@ -962,9 +967,6 @@ impl Executable for Loaded {
         inputs: &[Option<(&[f32], &[usize])>],
         outputs: &mut [(Vec<f32>, Vec<usize>)],
     ) -> Result<(), CallFailure> {
-        if let Some(station) = &self.station {
-            return station.copied(&self.form, inputs, outputs);
-        }
         let inputs: Vec<HostTensor<'_>> = inputs
             .iter()
             .map(|i| match i {
@@ -1052,14 +1054,6 @@ impl Executable for Arc<Loaded> {
 
 impl WiredForm for Loaded {
     fn call(&self, inputs: &[Port<'_>], outputs: &mut [PortMut<'_>]) -> Result<(), CallFailure> {
-        if let Some(station) = &self.station {
-            return station.copied_ports(&self.form, inputs, outputs);
-        }
-        let shape = |e: structures_loader::LoaderError| CallFailure {
-            code: "argument".into(),
-            message: e.to_string(),
-            declined: false,
-        };
         let inputs: Vec<HostTensor<'_>> = inputs
             .iter()
             .map(|port| match port {
@@ -1083,11 +1077,7 @@ impl WiredForm for Loaded {
             .map_err(shape)?;
         self.form
             .call(&inputs, &mut outputs, &mut [])
-            .map_err(|e: PluginError| CallFailure {
-                code: e.code.clone(),
-                declined: !self.form.poisoned(),
-                message: e.to_string(),
-            })
+            .map_err(|e| self.failure(&e))
     }
 }
 

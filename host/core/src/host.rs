@@ -381,10 +381,14 @@ impl Loaded {
 /// the plugin's own reason.
 pub fn devices_of(plugin: &Plugin, form: &FormDecl) -> Vec<u32> {
     let mut list = Vec::new();
-    if plugin.places(&form.structure, &form.name).contains(&0) {
+    if plugin.runs_on_cpu(&form.structure, &form.name) {
         list.push(0);
     }
-    list.extend(plugin.devices().unwrap_or_default().iter().map(|d| d.index));
+    match plugin.devices() {
+        Ok(devices) => list.extend(devices.iter().map(|d| d.index)),
+        // Asked for its first one, it says why it has none.
+        Err(_) => list.push(1),
+    }
     if list.is_empty() {
         list.push(u32::from(!plugin.serves_cpu()));
     }

@@ -21,9 +21,8 @@ use structures_loader::{
 use structures_plugin_api::abi::DType;
 
 use crate::bind::Loaded;
-use crate::chain::{Port, PortMut};
 use crate::receipt::SeatDevice;
-use crate::seat::{AwayCall, CallFailure, Elsewhere, View};
+use crate::seat::{AwayCall, CallFailure, Elsewhere};
 
 /// Code of a device that is gone.
 pub const DEVICE_LOST: &str = "device_lost";
@@ -83,21 +82,14 @@ impl Station {
         else {
             return Err(invalid("an input is not f32 in host memory".into()));
         };
-        let memory = self.filled(&data[from..to])?;
+        let data = &data[from..to];
+        let mut memory = self.empty(size_of_val(data))?;
+        memory.copy_in(None, 0, data).map_err(failure)?;
         Ok(Arc::new(Resident {
             station: Arc::clone(self),
             memory: Arc::new(memory),
             dims: tensor.dims().to_vec(),
         }))
-    }
-
-    fn filled<T: structures_loader::Element>(
-        &self,
-        data: &[T],
-    ) -> Result<DeviceMemory, CallFailure> {
-        let mut memory = self.empty(size_of_val(data))?;
-        memory.copy_in(None, 0, data).map_err(failure)?;
-        Ok(memory)
     }
 
     fn empty(&self, bytes: usize) -> Result<DeviceMemory, CallFailure> {
@@ -166,77 +158,6 @@ impl Station {
             .map(|(i, resident)| (i, resident as Arc<dyn Away>))
             .collect();
         Ok((made, brought))
-    }
-
-    /// A call between two copies, outputs in both directions: for trials, which poison them and look behind their end.
-    ///
-    /// # Errors
-    /// As [`Station::serve`].
-    pub fn copied(
-        &self,
-        form: &BoundForm,
-        inputs: &[View<'_>],
-        outputs: &mut [(Vec<f32>, Vec<usize>)],
-    ) -> Result<(), CallFailure> {
-        let ports: Vec<Port<'_>> = inputs
-            .iter()
-            .map(|view| view.map_or(Port::Absent, |(data, dims)| Port::Values(data, dims)))
-            .collect();
-        let mut results: Vec<PortMut<'_>> = outputs
-            .iter_mut()
-            .map(|(data, dims)| PortMut::Values(data, dims))
-            .collect();
-        self.copied_ports(form, &ports, &mut results)
-    }
-
-    /// The same for a form on a wire.
-    ///
-    /// # Errors
-    /// As [`Station::serve`].
-    pub fn copied_ports(
-        &self,
-        form: &BoundForm,
-        inputs: &[Port<'_>],
-        outputs: &mut [PortMut<'_>],
-    ) -> Result<(), CallFailure> {
-        let mut read = Vec::with_capacity(inputs.len());
-        for port in inputs {
-            read.push(match port {
-                Port::Absent => None,
-                Port::Values(data, dims) => Some((self.filled(data)?, DType::F32, *dims)),
-                Port::Codes(data, dims) => Some((self.filled(data)?, DType::E4m3, *dims)),
-            });
-        }
-        let mut written = Vec::with_capacity(outputs.len());
-        for port in outputs.iter() {
-            written.push(match port {
-                PortMut::Values(data, dims) => (self.filled(data)?, DType::F32, *dims),
-                PortMut::Codes(data, dims) => (self.filled(data)?, DType::E4m3, *dims),
-            });
-        }
-        {
-            let views: Vec<DeviceTensor<'_>> = read
-                .iter()
-                .map(|held| match held {
-                    None => Ok(DeviceTensor::ABSENT),
-                    Some((memory, dtype, dims)) => memory.tensor(*dtype, dims).map_err(misfit),
-                })
-                .collect::<Result<_, _>>()?;
-            let mut results: Vec<DeviceTensorMut<'_>> = written
-                .iter_mut()
-                .map(|(memory, dtype, dims)| memory.tensor_mut(*dtype, dims).map_err(misfit))
-                .collect::<Result<_, _>>()?;
-            form.call_on(&self.device, None, &views, &mut results, &mut [])
-                .map_err(|e| failure_of(form, e))?;
-        }
-        for (port, (memory, ..)) in outputs.iter_mut().zip(&written) {
-            match port {
-                PortMut::Values(data, _) => memory.copy_out(None, 0, data),
-                PortMut::Codes(data, _) => memory.copy_out(None, 0, data),
-            }
-            .map_err(failure)?;
-        }
-        Ok(())
     }
 }
 

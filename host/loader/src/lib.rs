@@ -62,6 +62,6 @@ pub use scan::{scan_main, ScanMode, DEADLINE, SUBCOMMAND};
 pub use search::Environment;
 pub use services::HOST_FEATURES;
 pub use signature::SignatureState;
-pub use staged::{Copied, Staged};
+pub use staged::Staged;
 pub use sys::{end_process, process_defaults, run_on, secure_execution, take_stdout};
 pub use tensor::{Element, HostTensor, HostTensorMut, TensorArg, TensorArgMut};

@@ -610,6 +610,11 @@ impl BoundForm {
             .error(&self.form, StatusKind::Invalid, code, what)
     }
 
+    pub(crate) fn fault(&self, code: &str, what: String) -> PluginError {
+        self.plugin
+            .error(&self.form, StatusKind::Failed, code, what)
+    }
+
     #[cold]
     fn miscounted(&self, found: [usize; 3]) -> PluginError {
         let what = format!(

@@ -1,23 +1,23 @@
 //! A form that is called with host memory, wherever it is bound.
 //!
-//! On the CPU a call goes straight through. On a device every input is copied in, the form is called on a queue of
-//! its own, and what it filled is copied out; device memory is kept between calls and grows with the largest. Copies
-//! are counted. A device that fails during a copy poisons the form, as one that fails inside the call does.
+//! On the CPU a call goes straight through. On a device every tensor is copied in, outputs too (what a form leaves alone
+//! stays what the caller put there), and what it may write is copied out, with a guard behind it. Memory is leased from
+//! the device, which counts the copies. A device that fails during a copy poisons the form, as one that fails inside the
+//! call does.
 //!
 //! Not here: values that stay on a device between forms, and which device a form is bound on beyond [`Plugin::home`].
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Mutex;
-
 use structures_plugin_api::abi::FormFacts;
+use structures_plugin_api::DType;
 
 use crate::code::Code;
-use crate::device::{DeviceMemory, DeviceTensor, DeviceTensorMut, PluginDevice, Queue};
+use crate::device::{DeviceMemory, DeviceTensor, DeviceTensorMut, PluginDevice};
+use crate::error::LoaderError;
 use crate::plugin::{BindSpec, BoundForm, Plugin, PluginError, StatusKind};
 use crate::tensor::{HostTensor, HostTensorMut};
 
-/// Alignment of device memory: as good as any kernel asks for.
-const ALIGN: u64 = 256;
+/// Bytes behind what a form may write, and what they hold.
+const GUARD: [u8; 64] = [0xa5; 64];
 
 impl Plugin {
     /// The device a form runs on when nobody names one: the CPU where the plugin serves it, else the first of its own
@@ -40,12 +40,9 @@ impl Plugin {
         Err(refusal)
     }
 
-    /// Every device a form has code for, the CPU first.
-    pub fn places(&self, structure: &str, form: &str) -> Vec<u32> {
-        let own = self.devices().unwrap_or_default().iter().map(|d| d.index);
-        let all = std::iter::once(0).chain(own);
-        all.filter(|device| self.placeable(structure, form, *device).is_ok())
-            .collect()
+    /// Whether a form has code for this CPU.
+    pub fn runs_on_cpu(&self, structure: &str, form: &str) -> bool {
+        self.placeable(structure, form, 0).is_ok()
     }
 
     /// As [`Plugin::bind`], for calls with host memory.
@@ -54,47 +51,31 @@ impl Plugin {
     /// As [`Plugin::bind`] and [`Plugin::open_device`].
     pub fn bind_staged(&self, spec: &BindSpec<'_>) -> Result<Staged, PluginError> {
         let form = self.bind(spec)?;
-        let place = match spec.device {
+        let device = match spec.device {
             0 => None,
-            index => {
-                let device = self.open_device(index)?;
-                Some(Place {
-                    queue: device.queue()?,
-                    device,
-                    memory: Mutex::default(),
-                    copies: AtomicU64::new(0),
-                    bytes: AtomicU64::new(0),
-                })
-            }
+            index => Some(self.device(index)?),
         };
-        Ok(Staged { form, place })
+        Ok(Staged { form, device })
     }
 }
 
 /// See the module.
 pub struct Staged {
     form: BoundForm,
-    place: Option<Place>,
-}
-
-struct Place {
-    device: PluginDevice,
-    queue: Queue,
-    memory: Mutex<Vec<Option<DeviceMemory>>>,
-    copies: AtomicU64,
-    bytes: AtomicU64,
-}
-
-/// What went between host and device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Copied {
-    /// Copies, both ways.
-    pub copies: u64,
-    /// Their bytes.
-    pub bytes: u64,
+    device: Option<PluginDevice>,
 }
 
 impl Staged {
+    /// A form with the device it was bound on, `None` being the CPU.
+    pub fn new(form: BoundForm, device: Option<PluginDevice>) -> Self {
+        Staged { form, device }
+    }
+
+    /// The form, for calls with memory of its own device.
+    pub fn form(&self) -> &BoundForm {
+        &self.form
+    }
+
     /// What `bind` said.
     pub fn facts(&self) -> FormFacts {
         self.form.facts()
@@ -107,141 +88,118 @@ impl Staged {
 
     /// Where it is bound; 0 is the CPU.
     pub fn device(&self) -> u32 {
-        self.place.as_ref().map_or(0, |place| place.device.index())
-    }
-
-    /// What was copied so far.
-    pub fn copied(&self) -> Copied {
-        self.place
-            .as_ref()
-            .map_or(Copied::default(), |place| Copied {
-                copies: place.copies.load(Ordering::Relaxed),
-                bytes: place.bytes.load(Ordering::Relaxed),
-            })
+        self.device.as_ref().map_or(0, PluginDevice::index)
     }
 
     /// As [`BoundForm::call`].
     ///
     /// # Errors
-    /// As [`BoundForm::call`] and the device's own.
+    /// As [`BoundForm::call`] and the device's own; `bind_writes` when the form wrote behind the end of a tensor.
     pub fn call(
         &self,
         inputs: &[HostTensor<'_>],
         outputs: &mut [HostTensorMut<'_>],
         states: &mut [HostTensorMut<'_>],
     ) -> Result<(), PluginError> {
-        let Some(place) = &self.place else {
+        let Some(device) = &self.device else {
             return self.form.call(inputs, outputs, states);
         };
         if self.form.poisoned() {
             return Err(self.form.dead());
         }
-        let called = self.staged(place, inputs, outputs, states);
+        let called = self.copied(device, inputs, outputs, states);
         if called.as_ref().is_err_and(|e| e.kind == StatusKind::Failed) {
             self.form.poison();
         }
         called
     }
 
-    fn staged(
+    fn copied(
         &self,
-        place: &Place,
+        device: &PluginDevice,
         inputs: &[HostTensor<'_>],
         outputs: &mut [HostTensorMut<'_>],
         states: &mut [HostTensorMut<'_>],
     ) -> Result<(), PluginError> {
-        let mut memory = place.memory.lock().unwrap_or_else(|e| e.into_inner());
-        memory.resize_with(inputs.len() + outputs.len() + states.len(), || None);
-        let (given, rest) = memory.split_at_mut(inputs.len());
-        let (made, kept) = rest.split_at_mut(outputs.len());
-        let queue = &place.queue;
-
-        for (slot, tensor) in given.iter_mut().zip(inputs) {
-            if tensor.dtype().is_some() {
-                place.copy_in(slot, &tensor.bytes_of())?;
-            }
-        }
-        for (slot, tensor) in made.iter_mut().zip(&*outputs) {
-            place.room(slot, tensor.byte_count())?;
-        }
-        for (slot, tensor) in kept.iter_mut().zip(&*states) {
-            let bytes = tensor.as_tensor().bytes_of();
-            place.copy_in(slot, &bytes)?;
-        }
-
-        let wrong = |e: crate::error::LoaderError| self.form.invalid("argument", e.to_string());
-        let mut views = Vec::with_capacity(inputs.len());
-        for (slot, tensor) in given.iter().zip(inputs) {
-            views.push(match (slot, tensor.dtype()) {
-                (Some(memory), Some(dtype)) => {
-                    memory.tensor(dtype, &sizes(tensor.dims())).map_err(wrong)?
+        let wrong = |e: LoaderError| self.form.invalid("argument", e.to_string());
+        let mut read = Vec::with_capacity(inputs.len());
+        for tensor in inputs {
+            read.push(match tensor.dtype() {
+                None => None,
+                Some(dtype) => {
+                    let bytes = tensor.bytes_of();
+                    let mut memory = device.lease(bytes.len() as u64)?;
+                    memory.copy_in(None, 0, &bytes)?;
+                    Some((memory, dtype, sizes(tensor.dims())))
                 }
-                _ => DeviceTensor::ABSENT,
             });
         }
-        fn exclusive<'m>(
-            slots: &'m mut [Option<DeviceMemory>],
-            tensors: &[HostTensorMut<'_>],
-        ) -> Result<Vec<DeviceTensorMut<'m>>, crate::error::LoaderError> {
-            let pairs = slots.iter_mut().flatten().zip(tensors);
-            pairs
-                .map(|(memory, t)| memory.tensor_mut(t.dtype(), &sizes(t.dims())))
-                .collect()
+        let mut made = writable(device, outputs)?;
+        let mut kept = writable(device, states)?;
+        {
+            let views = read.iter().map(|read| match read {
+                None => Ok(DeviceTensor::ABSENT),
+                Some((memory, dtype, dims)) => memory.tensor(*dtype, dims),
+            });
+            let views = views.collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+            let mut out = exclusive(&mut made).map_err(wrong)?;
+            let mut state = exclusive(&mut kept).map_err(wrong)?;
+            self.form
+                .call_on(device, None, &views, &mut out, &mut state)?;
         }
-        let mut out = exclusive(made, outputs).map_err(wrong)?;
-        let mut state = exclusive(kept, states).map_err(wrong)?;
-        self.form
-            .call_on(&place.device, Some(queue), &views, &mut out, &mut state)?;
-        drop((views, out, state));
+        self.bring_back("output", &made, outputs)?;
+        self.bring_back("state", &kept, states)
+    }
 
-        for (memory, tensor) in made.iter().flatten().zip(outputs) {
-            place.copy_out(memory, tensor)?;
+    fn bring_back(
+        &self,
+        what: &str,
+        held: &[Writable],
+        tensors: &mut [HostTensorMut<'_>],
+    ) -> Result<(), PluginError> {
+        for (i, (held, tensor)) in held.iter().zip(tensors).enumerate() {
+            let mut bytes = vec![0_u8; tensor.byte_count() + GUARD.len()];
+            held.memory.copy_out(None, 0, &mut bytes)?;
+            let (body, guard) = bytes.split_at(tensor.byte_count());
+            if guard != GUARD {
+                let text = format!("the form wrote behind the end of {what} {i}");
+                return Err(self.form.fault("bind_writes", text));
+            }
+            tensor.fill_from(body);
         }
-        for (memory, tensor) in kept.iter().flatten().zip(states) {
-            place.copy_out(memory, tensor)?;
-        }
-        queue.synchronize()
+        Ok(())
     }
 }
 
-impl Place {
-    /// Memory of at least so many bytes.
-    fn room<'m>(
-        &self,
-        slot: &'m mut Option<DeviceMemory>,
-        bytes: usize,
-    ) -> Result<&'m mut DeviceMemory, PluginError> {
-        let needed = bytes.max(1) as u64;
-        // Given back first, so that growing needs no room for both.
-        let kept = slot.take().filter(|memory| memory.bytes() >= needed);
-        Ok(slot.insert(match kept {
-            Some(memory) => memory,
-            None => self.device.alloc(needed, ALIGN)?,
-        }))
-    }
+/// Memory a form may write, with its guard.
+struct Writable {
+    memory: DeviceMemory,
+    dtype: DType,
+    dims: Vec<usize>,
+}
 
-    fn copy_in(&self, slot: &mut Option<DeviceMemory>, bytes: &[u8]) -> Result<(), PluginError> {
-        let memory = self.room(slot, bytes.len())?;
-        self.count(bytes.len());
-        memory.copy_in(Some(&self.queue), 0, bytes)
-    }
+fn writable(
+    device: &PluginDevice,
+    tensors: &[HostTensorMut<'_>],
+) -> Result<Vec<Writable>, PluginError> {
+    let one = |tensor: &HostTensorMut<'_>| {
+        let mut bytes = tensor.as_tensor().bytes_of().into_owned();
+        bytes.extend(GUARD);
+        let mut memory = device.lease(bytes.len() as u64)?;
+        memory.copy_in(None, 0, &bytes)?;
+        Ok(Writable {
+            memory,
+            dtype: tensor.dtype(),
+            dims: sizes(tensor.dims()),
+        })
+    };
+    tensors.iter().map(one).collect()
+}
 
-    fn copy_out(
-        &self,
-        memory: &DeviceMemory,
-        tensor: &mut HostTensorMut<'_>,
-    ) -> Result<(), PluginError> {
-        let mut bytes = vec![0; tensor.byte_count()];
-        self.count(bytes.len());
-        memory.copy_out(Some(&self.queue), 0, &mut bytes)?;
-        tensor.fill_from(&bytes);
-        Ok(())
-    }
-
-    fn count(&self, bytes: usize) {
-        self.copies.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
+fn exclusive(held: &mut [Writable]) -> Result<Vec<DeviceTensorMut<'_>>, LoaderError> {
+    let each = held.iter_mut();
+    each.map(|held| held.memory.tensor_mut(held.dtype, &held.dims))
+        .collect()
 }
 
 fn sizes(dims: &[i64]) -> Vec<usize> {

@@ -237,14 +237,16 @@ fn a_rung_that_fails_or_lies_is_passed_over() {
         for form in ["bf16", "fp8_static"] {
             let bound =
                 bind(&opened.plugin, form, GPU).unwrap_or_else(|e| panic!("{settings:?}: {e}"));
+            let device = opened.plugin.device(GPU).expect("open");
+            let before = device.copies();
             let got = call(&bound).expect("runs");
             assert!(close(&got, &expected()), "{form} {settings:?}");
             assert_eq!(bound.device(), GPU);
-            let copied = bound.copied();
-            assert_eq!(
-                (copied.copies, copied.bytes),
-                (2, 4 * (ROWS * K + ROWS * N) as u64)
-            );
+            // The output goes in as well, and comes back with its guard.
+            let made = device.copies().since(&before);
+            assert_eq!((made.copies_in, made.copies_out), (2, 1));
+            let (x, y) = (4 * (ROWS * K) as u64, 4 * (ROWS * N) as u64 + 64);
+            assert_eq!((made.bytes_in, made.bytes_out), (x + y, y));
         }
     }
     let Some(opened) = open(&[("FAKE_GPU_BREAK", "linear_proj")]) else {
