@@ -210,6 +210,12 @@ fn arguments() {
         "io",
         &["no-such-tree.json", "--tree"],
     );
+    refused(
+        structures(p).args(["discover", "--tree", "/dev/zero"]),
+        1,
+        "io",
+        &["/dev/zero", "--tree", "regular file"],
+    );
     std::fs::write(&tree, "{").unwrap();
     refused(
         structures(p).args(["discover", "--tree"]).arg(&tree),

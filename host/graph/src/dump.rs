@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::kinds::{epsilon, word, Facts};
 use crate::tree::{parent_path, ArgKind, Module, ModuleKind, ModuleTree, ParamInfo, Scalar};
-use crate::GraphError;
+use crate::{regular, GraphError};
 
 /// Bytes of JSON a dump may have: 931 modules take 0.4 MB.
 const MAX_BYTES: u64 = 256 << 20;
@@ -88,7 +88,9 @@ impl ModuleTree {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let raw = std::fs::read(path).map_err(|e| format!("cannot be read: {e}"))?;
+    let raw = regular::read(path, MAX_BYTES)
+        .map_err(|e| format!("cannot be read: {e}"))?
+        .map_err(|n| format!("has {n} bytes, expected at most {MAX_BYTES}"))?;
     if !raw.starts_with(&[0x1f, 0x8b]) {
         return Ok(raw);
     }
@@ -383,5 +385,7 @@ mod tests {
         }
         let e = ModuleTree::from_dump_file("no/such/file").unwrap_err();
         assert!(e.to_string().contains("no/such/file"), "{e}");
+        let e = ModuleTree::from_dump_file("/dev/zero").unwrap_err();
+        assert!(e.to_string().contains("regular file"), "{e}");
     }
 }

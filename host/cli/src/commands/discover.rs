@@ -1,6 +1,5 @@
 //! `discover`: seams and refusals, from headers only.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -9,7 +8,7 @@ use structures::receipt::RefusalNote;
 use structures::sites;
 use structures_bindings::Bindings;
 use structures_catalog::{Catalog, Kind};
-use structures_graph::ModuleTree;
+use structures_graph::{regular, ModuleTree};
 use structures_models::{Checkpoint, Description, ModelError};
 use structures_seams::Seam;
 
@@ -129,7 +128,7 @@ fn report(
 
 /// A file that cannot be read is no damaged tree.
 fn readable(tree: &Path) -> Result<(), Failure> {
-    let read = File::open(tree).and_then(|mut f| f.read(&mut [0]));
+    let read = regular::open(tree).and_then(|(mut f, _)| f.read(&mut [0]));
     read.map(|_| ()).map_err(|e| {
         Failure::failed(
             "io",

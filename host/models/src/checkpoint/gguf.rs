@@ -8,6 +8,7 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 
 use indexmap::IndexMap;
+use structures_graph::regular;
 
 use super::stored::StoredType;
 use super::Entry;
@@ -124,8 +125,8 @@ impl GgufMetadata {
 /// Whether a file starts like a GGUF file.
 pub(super) fn has_magic(path: &Path) -> Result<bool, ModelError> {
     let mut word = [0u8; 4];
-    let (mut f, _) = super::regular::open(path)
-        .map_err(|e| ModelError::io(path, "open it", e, "check the path"))?;
+    let (mut f, _) =
+        regular::open(path).map_err(|e| ModelError::io(path, "open it", e, "check the path"))?;
     match f.read_exact(&mut word) {
         Ok(()) => Ok(&word == b"GGUF"),
         Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
@@ -135,8 +136,8 @@ pub(super) fn has_magic(path: &Path) -> Result<bool, ModelError> {
 
 /// Reads the header.
 pub(super) fn header(path: &Path) -> Result<(GgufMetadata, Vec<(String, Entry)>), ModelError> {
-    let (f, size) = super::regular::open(path)
-        .map_err(|e| ModelError::io(path, "open it", e, "check the path"))?;
+    let (f, size) =
+        regular::open(path).map_err(|e| ModelError::io(path, "open it", e, "check the path"))?;
     let mut r = Reader {
         path,
         inner: BufReader::with_capacity(1 << 20, f),

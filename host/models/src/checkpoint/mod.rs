@@ -11,12 +11,12 @@ use candle_core::{Device, Tensor};
 use indexmap::IndexMap;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
+use structures_graph::regular;
 
 mod compressed;
 mod gguf;
 mod outline;
 mod packed;
-pub(crate) mod regular;
 mod safetensors;
 mod stored;
 

@@ -10,6 +10,7 @@ use std::path::Path;
 use indexmap::IndexMap;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use structures_graph::regular;
 
 use super::stored::StoredType;
 use super::Entry;
@@ -72,7 +73,7 @@ impl<'de> Deserialize<'de> for RawHeader {
 /// Reads the header of one file; entries point into it as file number `file`.
 pub(super) fn header(path: &Path, file: usize) -> Result<Vec<(String, Entry)>, ModelError> {
     let io = |doing: &str, e| ModelError::io(path, doing, e, AGAIN);
-    let (mut f, size) = super::regular::open(path).map_err(|e| io("open it", e))?;
+    let (mut f, size) = regular::open(path).map_err(|e| io("open it", e))?;
     let mut word = [0u8; 8];
     if size < 8 {
         return Err(ModelError::malformed(

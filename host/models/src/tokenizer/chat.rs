@@ -10,8 +10,9 @@ use std::path::Path;
 use minijinja::{Environment, Error, ErrorKind};
 use serde::Serialize;
 use serde_json::Value;
+use structures_graph::regular;
 
-use crate::checkpoint::{read_json_object, regular};
+use crate::checkpoint::read_json_object;
 use crate::ModelError;
 
 /// Steps a template may take: the longest published ones take a few thousand for ten messages.

@@ -6,7 +6,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{regular, Checkpoint, Metadata};
+use structures_graph::regular;
+
+use crate::checkpoint::{Checkpoint, Metadata};
 use crate::config::DecoderConfig;
 use crate::ModelError;
 

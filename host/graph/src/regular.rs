@@ -7,7 +7,7 @@ use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
 /// The file and its length.
-pub(crate) fn open(path: &Path) -> Result<(File, u64)> {
+pub fn open(path: &Path) -> Result<(File, u64)> {
     let fit = |found: &Metadata| match found.is_file() {
         true => Ok(found.len()),
         false => {
@@ -23,7 +23,7 @@ pub(crate) fn open(path: &Path) -> Result<(File, u64)> {
 }
 
 /// All bytes of a file, `Err` with a length when there are more than `most`.
-pub(crate) fn read(path: &Path, most: u64) -> Result<std::result::Result<Vec<u8>, u64>> {
+pub fn read(path: &Path, most: u64) -> Result<std::result::Result<Vec<u8>, u64>> {
     let (file, size) = open(path)?;
     if size > most {
         return Ok(Err(size));
