@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use candle_core::quantized::GgmlDType;
 use candle_core::{Device, Tensor};
@@ -12,20 +11,19 @@ use serde_json::{json, Value as Json};
 use structures::adopt::{Wish, BANKS};
 use structures::attach::{attach, auto_swaps, Options};
 use structures::choose::Pin;
-use structures::gates::{Floors, Schedule};
-use structures::host::{Host, HostOptions, Loaded};
+use structures::host::Loaded;
 use structures::progress::Silent;
 use structures::replay::replay;
-use structures::samples::{Sample, Samples};
+use structures::samples::Samples;
 use structures::seat::OnGuardFail;
-use structures::workload::{Runner, Workload};
 use structures_graph::session::Plan;
 use structures_models::{Checkpoint, Description};
 use structures_plugin_api::formats::{
     amax, bf16_to_f32, f32_to_bf16, f32_to_e4m3_saturating, nvfp4_global_scale, pack_nvfp4,
     unpack_nvfp4, E4M3_VALUES,
 };
-use structures_tests::{build_dir, demo, json as run, plugins, structures};
+use structures_tests::in_process::{any_speed, host, made_samples, try_logits};
+use structures_tests::{demo, json as run, plugins, structures};
 
 #[path = "../host/models/tests/common/gguf.rs"]
 mod write;
@@ -43,51 +41,19 @@ fn tensor(values: &[f32], dims: &[usize]) -> Tensor {
     Tensor::from_slice(values, dims, &Device::Cpu).unwrap()
 }
 
-fn host(dir: &Path) -> Host {
-    static ONCE: OnceLock<()> = OnceLock::new();
-    ONCE.get_or_init(|| {
-        std::env::set_var("STRUCTURES_SCANNER", build_dir().join("structures"));
-        std::env::set_var("STRUCTURES_CACHE_DIR", build_dir().join("test-cache"));
-        std::env::set_var("STRUCTURES_PLUGIN_PATH", "");
-    });
-    Host::open(&HostOptions {
-        plugins: vec![dir.to_path_buf()],
-        ..HostOptions::default()
-    })
-    .unwrap()
-}
-
 fn samples() -> Samples {
-    let sample = |i: u32| Sample {
-        tokens: (0..12).map(|t| (t * 37 + i * 11) % 250 + 1).collect(),
-        origin: format!("made#{i}"),
-    };
-    Samples::new("made", (0..2).map(sample).collect()).unwrap()
+    made_samples(2, 12)
 }
 
 fn options(adopt: Option<Wish>) -> Options {
     Options {
-        scheme: "none".into(),
-        workload: Some(Workload::Prefill),
-        percentile: 99.9,
-        structures: Vec::new(),
-        floors: Floors::default(),
-        min_speedup: 0.0,
-        schedule: Schedule::new(1, 1).unwrap(),
-        on_guard_fail: OnGuardFail::Fallback,
-        pins: Vec::new(),
-        all_positions: false,
         adopt,
+        ..any_speed("none")
     }
 }
 
 fn logits(model: &Loaded, plan: &Plan) -> Vec<f32> {
-    let runner = Runner::new(model.session(), 8);
-    let mut state = runner.state();
-    let out = runner
-        .step(plan, &[5, 9, 2, 7], 0, &mut state, None)
-        .unwrap();
-    out.flatten_all().unwrap().to_vec1::<f32>().unwrap()
+    try_logits(model, plan).unwrap()
 }
 
 fn close(a: &[f32], b: &[f32]) -> bool {
@@ -136,6 +102,11 @@ fn floats(values: &[f32]) -> Vec<u8> {
 /// The demo model as compressed-tensors writes it: feed-forwards in NVFP4, attention in FP8 with a bf16 scale a channel,
 /// everything else as it is. Gives the values of every packed weight too.
 fn compressed(dir: &Path) -> Vec<(String, Vec<f32>)> {
+    compressed_but(dir, |_| {})
+}
+
+/// The same, after somebody spoiled its tensors.
+fn compressed_but(dir: &Path, spoil: impl FnOnce(&mut Vec<Raw>)) -> Vec<(String, Vec<f32>)> {
     let (mut raw, mut values) = (Vec::new(), Vec::new());
     for (name, tensor) in tensors(&demo()) {
         let dims = tensor.dims().to_vec();
@@ -197,6 +168,7 @@ fn compressed(dir: &Path) -> Vec<(String, Vec<f32>)> {
             raw.push(Raw(name, "F32", dims, floats(&data)));
         }
     }
+    spoil(&mut raw);
     save(&dir.join("model.safetensors"), &raw);
     configure(dir, "mixed-precision", json!("compressed-tensors"));
     std::fs::copy(demo().join("tokenizer.json"), dir.join("tokenizer.json")).unwrap();
@@ -344,6 +316,54 @@ fn b_246_what_cannot_be_adopted_is_told() {
         .err()
         .unwrap();
     assert_eq!(no.code(), "nothing_to_adopt");
+}
+
+#[test]
+fn b_246_scales_that_cannot_be_and_weights_that_are_there_twice_are_refused() {
+    type Spoil = fn(&mut Vec<Raw>);
+    let cases: [(&str, &str, Spoil); 5] = [
+        ("down_proj.weight_global_scale", "positive", |raw| {
+            let of = |r: &&mut Raw| r.0.ends_with("down_proj.weight_global_scale");
+            raw.iter_mut().find(of).unwrap().3 = floats(&[-1.0]);
+        }),
+        ("q_proj.weight_scale", "finite", |raw| {
+            let of = |r: &&mut Raw| r.0.ends_with("q_proj.weight_scale");
+            // bf16 NaN
+            raw.iter_mut().find(of).unwrap().3[..2].copy_from_slice(&[0xc0, 0x7f]);
+        }),
+        ("q_proj.weight_scale", "at least 0", |raw| {
+            let of = |r: &&mut Raw| r.0.ends_with("q_proj.weight_scale");
+            // bf16 -1
+            raw.iter_mut().find(of).unwrap().3[..2].copy_from_slice(&[0x80, 0xbf]);
+        }),
+        ("up_proj.weight_packed", "a weight once", |raw| {
+            let of = |r: &&Raw| r.0.ends_with("up_proj.weight_packed");
+            let name = raw.iter().find(of).unwrap().0.replace("_packed", "");
+            raw.push(Raw(name, "F32", vec![1, 1], floats(&[0.0])));
+        }),
+        ("zero points", "symmetric", |raw| {
+            let of = |r: &&Raw| r.0.ends_with("q_proj.weight_scale");
+            let name = raw
+                .iter()
+                .find(of)
+                .unwrap()
+                .0
+                .replace("_scale", "_zero_point");
+            raw.push(Raw(name, "F32", vec![1], floats(&[3.0])));
+        }),
+    ];
+    for (item, what, spoil) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        compressed_but(dir.path(), spoil);
+        let error = Loaded::open(dir.path())
+            .map(|_| ())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains(item) && error.contains(what),
+            "{item}: {error}"
+        );
+    }
 }
 
 #[test]

@@ -4,69 +4,43 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use structures::attach::{auto_swaps, Options, Swaps};
 use structures::decode::{decode_loop, DecodeLoop};
 use structures::error::Error;
-use structures::gates::{Floors, Schedule};
-use structures::host::{Host, HostOptions, Loaded};
+use structures::host::Loaded;
 use structures::ledger::Counts;
 use structures::progress::Silent;
-use structures::samples::{Sample, Samples};
 use structures::sampling::Choose;
 use structures::seat::{OnGuardFail, Seat};
 use structures::workload::Workload;
 use structures_fixture_plugin::{fixture_copy, Fault};
 use structures_graph::session::Plan;
 use structures_models::generate::{greedy, prefill, step};
-use structures_tests::{build_dir, demo, json, plugins, structures};
+use structures_tests::in_process::{any_speed, host, made_samples, model};
+use structures_tests::{json, plugins, structures};
 
 const PROMPT: [u32; 6] = [72, 101, 108, 108, 111, 32];
 
-fn environment() {
-    static ONCE: OnceLock<()> = OnceLock::new();
-    ONCE.get_or_init(|| {
-        std::env::set_var("STRUCTURES_SCANNER", build_dir().join("structures"));
-        std::env::set_var("STRUCTURES_CACHE_DIR", build_dir().join("test-cache"));
-        std::env::set_var("STRUCTURES_PLUGIN_PATH", "");
-    });
-}
-
-fn model() -> Loaded {
-    Loaded::open(&demo()).unwrap()
-}
-
 fn swaps(model: &Loaded, plugins: &Path, scheme: &str, mode: OnGuardFail) -> Swaps {
-    environment();
-    let host = Host::open(&HostOptions {
-        plugins: vec![plugins.to_path_buf()],
-        ..HostOptions::default()
-    })
-    .unwrap();
-    let sample = |i: u32| Sample {
-        tokens: (0..24).map(|t| (t * 37 + i * 11) % 250 + 1).collect(),
-        origin: format!("made#{i}"),
-    };
-    let samples = Samples::new("made", (0..3).map(sample).collect()).unwrap();
     let options = Options {
-        scheme: scheme.into(),
         // Without a scheme forms serve whatever they saw, so they see prompts.
         workload: Some(match scheme {
             "none" => Workload::Prefill,
             _ => Workload::Decode,
         }),
-        percentile: 99.9,
-        structures: Vec::new(),
-        floors: Floors::default(),
-        min_speedup: 0.0,
-        schedule: Schedule::new(1, 1).unwrap(),
         on_guard_fail: mode,
-        pins: Vec::new(),
-        all_positions: false,
-        adopt: None,
+        ..any_speed(scheme)
     };
-    auto_swaps(&host, model, &samples, &options, &Silent).unwrap()
+    auto_swaps(
+        &host(plugins),
+        model,
+        &made_samples(3, 24),
+        &options,
+        &Silent,
+    )
+    .unwrap()
 }
 
 /// End tokens are tokens like any other here.

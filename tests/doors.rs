@@ -2,39 +2,20 @@
 
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
-use std::path::Path;
-use std::sync::OnceLock;
-
 use structures::attach::{attach, auto_swaps, Options, DEFAULT_FLOOR};
 use structures::choose::Pin;
 use structures::error::Error;
-use structures::gates::{Floors, Schedule};
-use structures::host::{Host, HostOptions, Loaded};
+use structures::host::{Host, Loaded};
 use structures::progress::Silent;
 use structures::samples::{Sample, Samples};
-use structures::seat::OnGuardFail;
 use structures::workload::{Runner, Workload};
 use structures_fixture_plugin::{fixture_copy, Fault};
 use structures_graph::ValueId;
-use structures_tests::{build_dir, demo};
+use structures_tests::demo;
+use structures_tests::in_process::{any_speed, host, isolate, logits, made_samples, model};
 
-/// Plugins are chosen by an explicit directory, and every test of this process shares one environment.
-fn environment() {
-    static ONCE: OnceLock<()> = OnceLock::new();
-    ONCE.get_or_init(|| {
-        std::env::set_var("STRUCTURES_SCANNER", build_dir().join("structures"));
-        std::env::set_var("STRUCTURES_CACHE_DIR", build_dir().join("test-cache"));
-        std::env::set_var("STRUCTURES_PLUGIN_PATH", "");
-    });
-}
-
-fn host(dir: &Path) -> Host {
-    environment();
-    Host::open(&HostOptions {
-        plugins: vec![dir.to_path_buf()],
-        ..HostOptions::default()
-    })
-    .unwrap()
+fn samples(n: u32) -> Samples {
+    made_samples(n, 24)
 }
 
 fn with(fault: Fault) -> (tempfile::TempDir, Host) {
@@ -42,44 +23,6 @@ fn with(fault: Fault) -> (tempfile::TempDir, Host) {
     fixture_copy(dir.path(), fault, "fixture");
     let host = host(dir.path());
     (dir, host)
-}
-
-fn model() -> Loaded {
-    Loaded::open(&demo()).unwrap()
-}
-
-fn samples(n: u32) -> Samples {
-    let sample = |i: u32| Sample {
-        tokens: (0..24).map(|t| (t * 37 + i * 11) % 250 + 1).collect(),
-        origin: format!("made#{i}"),
-    };
-    Samples::new("made", (0..n).map(sample).collect()).unwrap()
-}
-
-fn options(scheme: &str) -> Options {
-    Options {
-        scheme: scheme.into(),
-        workload: Some(Workload::Prefill),
-        percentile: 99.9,
-        structures: Vec::new(),
-        floors: Floors::default(),
-        min_speedup: 0.0,
-        schedule: Schedule::new(1, 1).unwrap(),
-        on_guard_fail: OnGuardFail::Fallback,
-        pins: Vec::new(),
-        all_positions: false,
-        adopt: None,
-    }
-}
-
-fn logits(model: &Loaded, plan: &structures_graph::session::Plan) -> Vec<u32> {
-    let runner = Runner::new(model.session(), 8);
-    let mut state = runner.state();
-    let out = runner
-        .step(plan, &[5, 9, 2, 7], 0, &mut state, None)
-        .unwrap();
-    let data = out.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    data.into_iter().map(f32::to_bits).collect()
 }
 
 const MLP: &str = "model.layers.0.mlp";
@@ -122,7 +65,7 @@ fn b_171_b_174_any_region_binds_at_its_place_and_is_certified() {
                 &model,
                 path,
                 &samples(3),
-                &options("none"),
+                &any_speed("none"),
                 DEFAULT_FLOOR,
                 &Silent,
             )
@@ -169,7 +112,7 @@ fn b_172_one_sample_or_several_and_the_residual_is_the_hosts_own() {
                 &model,
                 MLP,
                 &samples(n),
-                &options("none"),
+                &any_speed("none"),
                 DEFAULT_FLOOR,
                 &Silent,
             )
@@ -191,7 +134,7 @@ fn b_174_only_served_samples_are_counted_and_a_floor_is_a_number() {
     let host = host(dir.path());
     let model = model();
     let handle = host.get("decoder_ffn").unwrap();
-    let mut o = options("w8a16_decode");
+    let mut o = any_speed("w8a16_decode");
     let bind = |o: &Options, floor| handle.bind(&model, MLP, &samples(3), o, floor, &Silent);
     o.workload = Some(Workload::Decode);
     let bound = bind(&o, 0.9).unwrap();
@@ -213,7 +156,7 @@ fn b_173_below_the_floor_is_refused_with_the_numbers_and_zero_skips() {
             &model,
             MLP,
             &samples(3),
-            &options("w8a8_or_none"),
+            &any_speed("w8a8_or_none"),
             floor,
             &Silent,
         )
@@ -222,7 +165,7 @@ fn b_173_below_the_floor_is_refused_with_the_numbers_and_zero_skips() {
 
     let decode = Options {
         workload: Some(Workload::Decode),
-        ..options("w8a16_decode")
+        ..any_speed("w8a16_decode")
     };
     let bind = |floor| handle.bind(&model, MLP, &samples(3), &decode, floor, &Silent);
     let error = bind(1.1).map(|_| ()).unwrap_err();
@@ -246,13 +189,13 @@ fn b_175_what_cannot_be_bound_is_said_with_every_reason() {
             .map(|_| ())
             .unwrap_err()
     };
-    let wrong = at(MLP, &options("none"));
+    let wrong = at(MLP, &any_speed("none"));
     assert_eq!(wrong.code(), "bind_parity");
     assert!(wrong.to_string().contains("fixture:plain"), "{wrong}");
-    let nowhere = at("model.layers.7.mlp", &options("none"));
+    let nowhere = at("model.layers.7.mlp", &any_speed("none"));
     assert_eq!(nowhere.code(), "seam_unknown");
     assert!(nowhere.to_string().contains(MLP), "{nowhere}");
-    let mut pinned = options("none");
+    let mut pinned = any_speed("none");
     pinned.pins = vec![Pin::parse("decoder_ffn=fixture:int8").unwrap()];
     assert_eq!(at(MLP, &pinned).code(), "format_no_variant");
 }
@@ -277,7 +220,7 @@ fn b_175_a_foreign_activation_is_refused_by_name() {
             &model,
             MLP,
             &samples(3),
-            &options("none"),
+            &any_speed("none"),
             DEFAULT_FLOOR,
             &Silent,
         )
@@ -296,7 +239,7 @@ fn b_178_b_344_auto_swaps_builds_without_judging_and_the_ledger_tells() {
         &host,
         &model,
         &samples(3),
-        &options("w8a16_decode"),
+        &any_speed("w8a16_decode"),
         &Silent,
     )
     .unwrap();
@@ -319,7 +262,7 @@ fn b_123_too_little_memory_refuses_the_rest_with_numbers() {
     let (_dir, mut host) = with(Fault::None);
     let model = model();
     host.free_memory = || Some(100 << 20);
-    let swaps = auto_swaps(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+    let swaps = auto_swaps(&host, &model, &samples(3), &any_speed("none"), &Silent).unwrap();
     assert!(swaps.seats.is_empty());
     // Whoever has a form is refused for the memory, and the rest for having none.
     let (formed, formless): (Vec<_>, Vec<_>) = swaps.refused.iter().partition(|r| r.form.is_some());
@@ -332,26 +275,26 @@ fn b_123_too_little_memory_refuses_the_rest_with_numbers() {
             "{r:?}"
         );
     }
-    let a = attach(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+    let a = attach(&host, &model, &samples(3), &any_speed("none"), &Silent).unwrap();
     assert!(a.seats.is_empty() && a.plan.is_host());
     // Exactly the headroom is enough, and so is a system that does not say.
     for free in [|| Some(512 << 20), || None] {
         host.free_memory = free;
-        let swaps = auto_swaps(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+        let swaps = auto_swaps(&host, &model, &samples(3), &any_speed("none"), &Silent).unwrap();
         assert!(!swaps.seats.is_empty());
     }
 }
 
 #[test]
 fn b_342_forms_are_tried_in_order_and_the_first_that_executes_serves() {
-    environment();
+    isolate();
     let dir = tempfile::tempdir().unwrap();
     fixture_copy(dir.path(), Fault::Scaled, "alpha");
     fixture_copy(dir.path(), Fault::None, "beta");
     fixture_copy(dir.path(), Fault::None, "gamma");
     let host = host(dir.path());
     let model = model();
-    let a = attach(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+    let a = attach(&host, &model, &samples(3), &any_speed("none"), &Silent).unwrap();
     assert!(!a.seats.is_empty());
     assert!(a.receipt.seats.iter().all(|s| s.plugin == "beta"));
     // What fell through is in the trail, and what came after the first success was not tried.
@@ -381,7 +324,7 @@ fn b_342_forms_are_tried_in_order_and_the_first_that_executes_serves() {
             &model,
             MLP,
             &samples(3),
-            &options("none"),
+            &any_speed("none"),
             DEFAULT_FLOOR,
             &Silent,
         )
@@ -415,12 +358,12 @@ fn b_360_a_library_is_loaded_once_however_often_it_is_found() {
 
 #[test]
 fn b_186_b_194_nothing_to_attach_leaves_the_host_as_it_is() {
-    environment();
+    isolate();
     let empty = tempfile::tempdir().unwrap();
     let host = host(empty.path());
     let model = model();
     let before = logits(&model, &model.session().host_plan());
-    let done = attach(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+    let done = attach(&host, &model, &samples(3), &any_speed("none"), &Silent).unwrap();
     assert!(done.seats.is_empty() && done.receipt.units.is_empty());
     assert!(done.receipt.union.is_none());
     assert!(done.plan.is_host());
@@ -436,7 +379,7 @@ fn b_127_b_193_b_196_b_197_b_289_what_is_attached_runs_and_detaching_is_exact_an
     let (_dir, host) = with(Fault::None);
     let model = model();
     let before = logits(&model, &model.session().host_plan());
-    let done = attach(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+    let done = attach(&host, &model, &samples(3), &any_speed("none"), &Silent).unwrap();
     assert!(!done.seats.is_empty(), "{:?}", done.receipt.units);
     let ran = |seats: &[std::sync::Arc<structures::seat::Seat>]| -> u64 {
         seats.iter().map(|s| s.ledger.counts().form_calls).sum()
@@ -487,7 +430,7 @@ fn b_284_weights_are_the_hosts_own_while_attached() {
     };
     let before = digest(&model);
     assert!(!before.is_empty());
-    let done = attach(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+    let done = attach(&host, &model, &samples(3), &any_speed("none"), &Silent).unwrap();
     logits(&model, &done.plan);
     assert_eq!(digest(&model), before, "attached");
     done.detach().map_err(|n| n.error).unwrap();
@@ -498,7 +441,7 @@ fn b_284_weights_are_the_hosts_own_while_attached() {
 fn b_292_the_manifest_follows_what_the_seats_do() {
     let (_dir, host) = with(Fault::None);
     let model = model();
-    let done = attach(&host, &model, &samples(3), &options("none"), &Silent).unwrap();
+    let done = attach(&host, &model, &samples(3), &any_speed("none"), &Silent).unwrap();
     let then = done.manifest(&host);
     logits(&model, &done.plan);
     let now = done.manifest(&host);
@@ -517,7 +460,7 @@ fn b_292_the_manifest_follows_what_the_seats_do() {
 fn b_283_a_model_that_was_loaded_again_takes_no_plan_of_the_first() {
     let (_dir, host) = with(Fault::None);
     let (first, again) = (model(), model());
-    let done = attach(&host, &first, &samples(3), &options("none"), &Silent).unwrap();
+    let done = attach(&host, &first, &samples(3), &any_speed("none"), &Silent).unwrap();
     let runner = Runner::new(again.session(), 8);
     let mut state = runner.state();
     let error = runner
@@ -543,7 +486,7 @@ fn b_285_attaching_is_all_or_nothing() {
             &model,
             MLP,
             &samples(3),
-            &options("none"),
+            &any_speed("none"),
             DEFAULT_FLOOR,
             &Silent,
         )
@@ -568,7 +511,7 @@ fn b_310_b_425_a_refusal_is_for_its_form_and_its_sizes() {
     let options = Options {
         min_speedup: 1.02,
         structures: vec!["decoder_ffn".into()],
-        ..options("w8a16_decode")
+        ..any_speed("w8a16_decode")
     };
     let done = attach(&host, &model, &samples(3), &options, &Silent).unwrap();
     let unit = &done.receipt.units[0];

@@ -3,34 +3,31 @@
 
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
-use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use candle_core::{Device, Tensor};
 use structures::attach::{attach, auto_swaps, Attachment, Options, DEFAULT_FLOOR};
 use structures::gates::{Floors, OutputKind, Schedule};
-use structures::host::{Host, HostOptions, Loaded};
+use structures::host::{Host, Loaded};
 use structures::judge::Judge;
 use structures::progress::{Progress, Silent};
-use structures::samples::{Sample, Samples};
+use structures::samples::Samples;
 use structures::seat::{Admission, CallFailure, Executable, OnGuardFail, Rows, Seat};
 use structures::workload::{Runner, Workload};
 use structures_fixture_plugin::{fixture_copy, Fault};
-use structures_graph::session::{Install, Plan, SpanOutcome, SpanRunner};
-use structures_tests::{build_dir, demo};
+use structures_graph::session::{Install, SpanOutcome, SpanRunner};
+use structures_tests::demo;
+use structures_tests::in_process::{any_speed, host, logits, made_samples, model};
 
-fn host(dir: &Path) -> Host {
-    static ONCE: OnceLock<()> = OnceLock::new();
-    ONCE.get_or_init(|| {
-        std::env::set_var("STRUCTURES_SCANNER", build_dir().join("structures"));
-        std::env::set_var("STRUCTURES_CACHE_DIR", build_dir().join("test-cache"));
-        std::env::set_var("STRUCTURES_PLUGIN_PATH", "");
-    });
-    Host::open(&HostOptions {
-        plugins: vec![dir.to_path_buf()],
-        ..HostOptions::default()
-    })
-    .unwrap()
+fn samples(n: u32) -> Samples {
+    made_samples(n, ROWS as u32)
+}
+
+fn options(scheme: &str, structures: &[&str]) -> Options {
+    Options {
+        structures: structures.iter().map(|s| (*s).to_string()).collect(),
+        ..any_speed(scheme)
+    }
 }
 
 fn with(fault: Fault) -> (tempfile::TempDir, Host) {
@@ -40,43 +37,10 @@ fn with(fault: Fault) -> (tempfile::TempDir, Host) {
     (dir, host)
 }
 
-fn model() -> Loaded {
-    Loaded::open(&demo()).unwrap()
-}
-
 const ROWS: usize = 24;
-
-fn samples(n: u32) -> Samples {
-    let sample = |i: u32| Sample {
-        tokens: (0..ROWS as u32)
-            .map(|t| (t * 37 + i * 11) % 250 + 1)
-            .collect(),
-        origin: format!("made#{i}"),
-    };
-    Samples::new("made", (0..n).map(sample).collect()).unwrap()
-}
-
-fn options(scheme: &str, structures: &[&str]) -> Options {
-    Options {
-        scheme: scheme.into(),
-        workload: Some(Workload::Prefill),
-        structures: structures.iter().map(|s| (*s).to_string()).collect(),
-        min_speedup: 0.0,
-        schedule: Schedule::new(1, 1).unwrap(),
-        ..Options::default()
-    }
-}
 
 fn attached(host: &Host, model: &Loaded, options: &Options) -> Attachment {
     attach(host, model, &samples(2), options, &Silent).unwrap()
-}
-
-fn logits(model: &Loaded, plan: &Plan) -> Vec<u32> {
-    let runner = Runner::new(model.session(), 8);
-    let mut state = runner.state();
-    let out = runner.step(plan, &[5, 9, 2, 7], 0, &mut state, None);
-    let data = out.unwrap().flatten_all().unwrap().to_vec1::<f32>();
-    data.unwrap().into_iter().map(f32::to_bits).collect()
 }
 
 const FFN: &[&str] = &["decoder_ffn"];

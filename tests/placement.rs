@@ -4,80 +4,46 @@
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::sync::OnceLock;
 
 use structures::attach::{attach, auto_swaps, Options, Swaps};
 use structures::choose::Pin;
-use structures::gates::{Floors, Schedule};
-use structures::host::{Host, HostOptions, Loaded};
+use structures::host::{Host, Loaded};
 use structures::progress::Silent;
 use structures::replay::replay;
-use structures::samples::{Sample, Samples};
+use structures::samples::Samples;
 use structures::seat::OnGuardFail;
 use structures::station::Station;
-use structures::workload::{Runner, Workload};
 use structures_graph::session::Plan;
 use structures_graph::{OpKind, ValueId};
-use structures_tests::{build_dir, demo, plugins};
+use structures_tests::in_process::{
+    any_speed, host, isolate, logits, made_samples, model, try_logits,
+};
+use structures_tests::plugins;
 
 const PLACED: [&str; 4] = ["norm_fused", "qkv_pack", "decoder_ffn", "linear_proj"];
 
 /// Every test runs in a process of its own, so that each has its own simulated device.
-fn environment(sim: &[(&str, &str)]) {
-    static ONCE: OnceLock<()> = OnceLock::new();
-    ONCE.get_or_init(|| {
-        std::env::set_var("STRUCTURES_SCANNER", build_dir().join("structures"));
-        std::env::set_var("STRUCTURES_CACHE_DIR", build_dir().join("test-cache"));
-        std::env::set_var("STRUCTURES_PLUGIN_PATH", "");
-        sim.iter().for_each(|(k, v)| std::env::set_var(k, v));
-    });
-}
-
-fn host(dir: &Path) -> Host {
-    Host::open(&HostOptions {
-        plugins: vec![dir.to_path_buf()],
-        ..HostOptions::default()
-    })
-    .unwrap()
+fn simulate(variables: &[(&str, &str)]) {
+    isolate();
+    variables.iter().for_each(|(k, v)| std::env::set_var(k, v));
 }
 
 fn samples() -> Samples {
-    let sample = |i: u32| Sample {
-        tokens: (0..24).map(|t| (t * 37 + i * 11) % 250 + 1).collect(),
-        origin: format!("made#{i}"),
-    };
-    Samples::new("made", (0..3).map(sample).collect()).unwrap()
+    made_samples(3, 24)
 }
 
 /// Every structure of `PLACED` by portable's forms on this device.
 fn options(device: u32) -> Options {
     let pin = |s: &&str| Pin::parse(&format!("{s}=portable@{device}")).unwrap();
     Options {
-        scheme: "fp8_static".into(),
-        workload: Some(Workload::Prefill),
-        percentile: 99.9,
         structures: PLACED.iter().map(|s| (*s).to_string()).collect(),
-        floors: Floors::default(),
-        min_speedup: 0.0,
-        schedule: Schedule::new(1, 1).unwrap(),
-        on_guard_fail: OnGuardFail::Fallback,
         pins: PLACED.iter().map(pin).collect(),
-        all_positions: false,
-        adopt: None,
+        ..any_speed("fp8_static")
     }
 }
 
 fn swaps(host: &Host, model: &Loaded, options: &Options) -> Swaps {
     auto_swaps(host, model, &samples(), options, &Silent).unwrap()
-}
-
-fn logits(model: &Loaded, plan: &Plan) -> Result<Vec<u32>, structures_graph::GraphError> {
-    let runner = Runner::new(model.session(), 8);
-    let tokens = [5, 9, 2, 7];
-    let out = runner.step(plan, &tokens, 0, &mut runner.state(), None)?;
-    let data = out.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    Ok(data.into_iter().map(f32::to_bits).collect())
 }
 
 /// Values that cross between placed seats and everything else, from the graph alone: in, out.
@@ -121,10 +87,10 @@ fn edges(plan: &Plan, model: &Loaded) -> (u64, u64) {
 
 #[test]
 fn neighbours_pass_values_without_copies_and_real_edges_copy_once() {
-    environment(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
     let dir = plugins(&["portable"]);
     let host = host(dir.path());
-    let model = Loaded::open(&demo()).unwrap();
+    let model = model();
     let there = swaps(&host, &model, &options(1));
     let here = swaps(&host, &model, &options(0));
     assert_eq!(there.seats.len(), here.seats.len());
@@ -145,9 +111,9 @@ fn neighbours_pass_values_without_copies_and_real_edges_copy_once() {
     assert!(here.seats.iter().all(|s| s.report().form.device == "cpu"));
     let station = Station::open(host.registry.plugin("portable").unwrap(), 1).unwrap();
     let before = station.device().copies();
-    let got = logits(&model, &there.plan).unwrap();
+    let got = logits(&model, &there.plan);
     let made = station.device().copies().since(&before);
-    assert_eq!(got, logits(&model, &here.plan).unwrap());
+    assert_eq!(got, logits(&model, &here.plan));
     let (into, out) = edges(&there.plan, &model);
     assert_eq!((made.copies_in, made.copies_out), (into, out));
     let installs = there.plan.installs().iter();
@@ -161,17 +127,17 @@ fn neighbours_pass_values_without_copies_and_real_edges_copy_once() {
     assert!(there.seats.iter().all(|s| s.ledger.counts().fallbacks == 0));
     // Again: as many copies, and memory that went back to the pool.
     let before = station.device().copies();
-    logits(&model, &there.plan).unwrap();
+    logits(&model, &there.plan);
     assert_eq!(station.device().copies().since(&before), made);
 }
 
 /// Everything bound on a device that is gone after so many operations.
 fn bound(lose_after: u64, mode: OnGuardFail) -> (Loaded, Swaps) {
     std::env::set_var("STRUCTURES_SIM_LOSE_AFTER", lose_after.to_string());
-    environment(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
     let dir = plugins(&["portable"]);
     let host = host(dir.path());
-    let model = Loaded::open(&demo()).unwrap();
+    let model = model();
     let options = Options {
         on_guard_fail: mode,
         ..options(1)
@@ -199,9 +165,9 @@ fn bound_and_soon_lost(mode: OnGuardFail) -> (Loaded, Swaps) {
 #[test]
 fn a_device_lost_in_a_run_gives_every_seat_back_and_the_run_goes_on_exactly() {
     let (model, swaps) = bound_and_soon_lost(OnGuardFail::Fallback);
-    let host = logits(&model, &model.session().host_plan()).unwrap();
+    let host = logits(&model, &model.session().host_plan());
     for _ in 0..2 {
-        assert_eq!(logits(&model, &swaps.plan).unwrap(), host);
+        assert_eq!(logits(&model, &swaps.plan), host);
     }
     let served: u64 = swaps
         .seats
@@ -220,19 +186,19 @@ fn a_device_lost_in_a_run_gives_every_seat_back_and_the_run_goes_on_exactly() {
 #[test]
 fn a_device_lost_in_a_run_ends_it_where_the_caller_said_so() {
     let (model, swaps) = bound_and_soon_lost(OnGuardFail::Raise);
-    let error = logits(&model, &swaps.plan).unwrap_err().to_string();
+    let error = try_logits(&model, &swaps.plan).unwrap_err().to_string();
     assert!(error.contains("device_lost"), "{error}");
 }
 
 #[test]
 fn a_device_its_code_was_not_built_for_is_refused_by_name() {
-    environment(&[
+    simulate(&[
         ("STRUCTURES_SIM_ARCH", "sm_90a"),
         ("STRUCTURES_SIM_BUILT_FOR", "sm_120a"),
     ]);
     let dir = plugins(&["portable"]);
     let host = host(dir.path());
-    let model = Loaded::open(&demo()).unwrap();
+    let model = model();
     let swaps = swaps(&host, &model, &options(1));
     assert!(swaps.seats.is_empty());
     let codes: BTreeSet<&str> = swaps.refused.iter().map(|r| r.code.as_str()).collect();
@@ -241,10 +207,10 @@ fn a_device_its_code_was_not_built_for_is_refused_by_name() {
 
 #[test]
 fn a_receipt_names_the_device_and_the_copies_and_binds_there_again() {
-    environment(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
     let dir = plugins(&["portable"]);
     let host = host(dir.path());
-    let model = Loaded::open(&demo()).unwrap();
+    let model = model();
     let attached = attach(&host, &model, &samples(), &options(1), &Silent).unwrap();
     let receipt = &attached.receipt;
     assert!(!receipt.seats.is_empty(), "{:?}", receipt.units);
@@ -271,8 +237,5 @@ fn a_receipt_names_the_device_and_the_copies_and_binds_there_again() {
         union.copies_in
     );
     let (plan, _) = replay(&host, &model, receipt, &[5, 9, 2, 7], OnGuardFail::Raise).unwrap();
-    assert_eq!(
-        logits(&model, &plan).unwrap(),
-        logits(&model, &attached.plan).unwrap()
-    );
+    assert_eq!(logits(&model, &plan), logits(&model, &attached.plan));
 }

@@ -6,63 +6,28 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
-use structures::attach::{attach, Attachment, Options};
+use structures::attach::{attach, Attachment};
 use structures::error::Error;
-use structures::gates::{Floors, Schedule};
-use structures::host::{Host, HostOptions, Loaded};
+use structures::host::{Host, Loaded};
 use structures::progress::Silent;
 use structures::replay::replay;
-use structures::samples::{Sample, Samples};
+use structures::samples::Samples;
 use structures::schemes::{Decision, Scheme, Seam, Want};
 use structures::seat::OnGuardFail;
-use structures::workload::Workload;
-use structures_tests::{build_dir, demo, plugins};
+use structures_tests::in_process::{self, any_speed, made_samples, model};
+use structures_tests::plugins;
 
 fn host() -> Host {
     static DIR: OnceLock<tempfile::TempDir> = OnceLock::new();
-    let dir = DIR.get_or_init(|| {
-        std::env::set_var("STRUCTURES_SCANNER", build_dir().join("structures"));
-        std::env::set_var("STRUCTURES_CACHE_DIR", build_dir().join("test-cache"));
-        std::env::set_var("STRUCTURES_PLUGIN_PATH", "");
-        plugins(&["portable"])
-    });
-    Host::open(&HostOptions {
-        plugins: vec![dir.path().to_path_buf()],
-        ..HostOptions::default()
-    })
-    .unwrap()
-}
-
-fn model() -> Loaded {
-    Loaded::open(&demo()).unwrap()
+    in_process::host(DIR.get_or_init(|| plugins(&["portable"])).path())
 }
 
 fn samples() -> Samples {
-    let sample = |i: u32| Sample {
-        tokens: (0..16).map(|t| (t * 37 + i * 11) % 250 + 1).collect(),
-        origin: format!("made#{i}"),
-    };
-    Samples::new("made", (0..4).map(sample).collect()).unwrap()
-}
-
-fn options(scheme: &str) -> Options {
-    Options {
-        scheme: scheme.into(),
-        workload: Some(Workload::Prefill),
-        percentile: 99.9,
-        structures: Vec::new(),
-        floors: Floors::default(),
-        min_speedup: 0.0,
-        schedule: Schedule::new(1, 1).unwrap(),
-        on_guard_fail: OnGuardFail::Fallback,
-        pins: Vec::new(),
-        all_positions: false,
-        adopt: None,
-    }
+    made_samples(4, 16)
 }
 
 fn attached(host: &Host, model: &Loaded, scheme: &str) -> Result<Attachment, Error> {
-    attach(host, model, &samples(), &options(scheme), &Silent)
+    attach(host, model, &samples(), &any_speed(scheme), &Silent)
 }
 
 /// Structure and format of every active seat.

@@ -3,66 +3,38 @@
 
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
-use std::sync::OnceLock;
-
 use candle_core::{Device, Tensor};
 use structures::attach::{attach, auto_swaps, Attachment, Options};
 use structures::cadence::{cadence, Cadence, CadenceNote};
 use structures::choose::Pin;
-use structures::gates::{Floors, Schedule};
-use structures::host::{Host, HostOptions, Loaded};
+use structures::host::{Host, Loaded};
 use structures::progress::Silent;
 use structures::receipt::{Receipt, RefusalNote};
-use structures::samples::{Sample, Samples};
 use structures::seat::{OnGuardFail, Seat};
 use structures::workload::{Runner, Workload};
 use structures::Error;
 use structures_graph::session::{Observer, Plan};
 use structures_tests::blocks::{self, Block, D};
+use structures_tests::in_process::{self, made_samples};
+use structures_tests::plugins;
 use structures_tests::steps::{self, Step, E};
-use structures_tests::{build_dir, plugins};
 
+/// Tables and nothing else.
 fn host() -> (tempfile::TempDir, Host) {
-    static ONCE: OnceLock<()> = OnceLock::new();
-    ONCE.get_or_init(|| {
-        std::env::set_var("STRUCTURES_SCANNER", build_dir().join("structures"));
-        std::env::set_var("STRUCTURES_CACHE_DIR", build_dir().join("test-cache"));
-        std::env::set_var("STRUCTURES_PLUGIN_PATH", "");
-    });
     let dir = plugins(&["portable"]);
-    let options = HostOptions {
-        plugins: vec![dir.path().to_path_buf()],
-        ..HostOptions::default()
-    };
-    let host = Host::open(&options).unwrap();
+    let host = in_process::host(dir.path());
     (dir, host)
-}
-
-fn samples(n: u32, len: u32) -> Samples {
-    let sample = |i: u32| Sample {
-        tokens: (0..len).map(|t| (t * 37 + i * 11) % 250 + 1).collect(),
-        origin: format!("made#{i}"),
-    };
-    Samples::new("made", (0..n).map(sample).collect()).unwrap()
 }
 
 fn options(scheme: &str, workload: Workload, structures: &[&str]) -> Options {
     Options {
-        scheme: scheme.into(),
         workload: Some(workload),
         percentile: 100.0,
         structures: structures.iter().map(|s| (*s).to_string()).collect(),
-        floors: Floors::default(),
-        min_speedup: 0.0,
-        schedule: Schedule::new(1, 1).unwrap(),
-        on_guard_fail: OnGuardFail::Fallback,
-        pins: Vec::new(),
-        all_positions: false,
-        adopt: None,
+        ..in_process::any_speed(scheme)
     }
 }
 
-/// Tables and nothing else.
 fn tables() -> Options {
     let mut o = options("none", Workload::Decode, &["adaln_producer"]);
     o.pins = vec![Pin::parse("adaln_producer=builtin:step_table").unwrap()];
@@ -79,7 +51,7 @@ fn whole() -> Options {
 }
 
 fn attached(host: &Host, model: &Loaded, options: &Options) -> Attachment {
-    attach(host, model, &samples(4, 12), options, &Silent).unwrap()
+    attach(host, model, &made_samples(4, 12), options, &Silent).unwrap()
 }
 
 /// The outputs of one call over a prompt and of single steps after it.
@@ -162,7 +134,7 @@ fn b_153_tables_are_the_hosts_own_rows_and_one_broker_serves_a_stream() {
     // Nobody has to ask: unjudged swaps take the table too, since it is no yardstick's.
     let mut o = tables();
     o.pins.clear();
-    let swaps = auto_swaps(&host, &model, &samples(4, 12), &o, &Silent).unwrap();
+    let swaps = auto_swaps(&host, &model, &made_samples(4, 12), &o, &Silent).unwrap();
     assert_eq!(swaps.seats.len(), 4);
     assert_eq!(run(&model, &swaps.plan, 0, 12), run(&model, &plain, 0, 12));
 }
@@ -225,7 +197,7 @@ fn a_conditioning_that_is_no_small_set_has_no_table() {
     let model = steps::model(&[Step::Gated]);
     let mut o = tables();
     o.all_positions = true;
-    let a = attach(&host, &model, &samples(4, 65), &o, &Silent).unwrap();
+    let a = attach(&host, &model, &made_samples(4, 65), &o, &Silent).unwrap();
     assert!(a.seats.is_empty());
     let refused = refusals(&a, "bind");
     assert_eq!(refused.len(), 2, "{refused:#?}");
@@ -237,7 +209,7 @@ fn a_conditioning_that_is_no_small_set_has_no_table() {
             r.reason
         );
     }
-    let a = attach(&host, &model, &samples(4, 64), &o, &Silent).unwrap();
+    let a = attach(&host, &model, &made_samples(4, 64), &o, &Silent).unwrap();
     assert_eq!(a.receipt.brokers[0].steps, 64, "the edge itself is served");
 }
 

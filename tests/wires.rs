@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
 use structures::attach::{attach, Attachment, Options, STAGES};
 use structures::choose::Pin;
-use structures::gates::{Floors, Schedule};
-use structures::host::{Host, HostOptions, Loaded};
+use structures::gates::Floors;
+use structures::host::{Host, Loaded};
 use structures::progress::{Progress, Silent};
 use structures::receipt::RefusalNote;
 use structures::samples::{Sample, Samples};
@@ -15,50 +15,24 @@ use structures::seat::OnGuardFail;
 use structures::workload::{Runner, Workload};
 use structures_graph::session::{Install, Plan};
 use structures_tests::blocks::{self, Block};
-use structures_tests::{build_dir, plugins};
+use structures_tests::in_process::{self, made_samples};
+use structures_tests::plugins;
 
 fn host() -> (tempfile::TempDir, Host) {
-    static ONCE: OnceLock<()> = OnceLock::new();
-    ONCE.get_or_init(|| {
-        std::env::set_var("STRUCTURES_SCANNER", build_dir().join("structures"));
-        std::env::set_var("STRUCTURES_CACHE_DIR", build_dir().join("test-cache"));
-        std::env::set_var("STRUCTURES_PLUGIN_PATH", "");
-    });
     let dir = plugins(&["portable"]);
-    let options = HostOptions {
-        plugins: vec![dir.path().to_path_buf()],
-        ..HostOptions::default()
-    };
-    let host = Host::open(&options).unwrap();
+    let host = in_process::host(dir.path());
     (dir, host)
-}
-
-fn samples(n: u32, len: u32) -> Samples {
-    let sample = |i: u32| Sample {
-        tokens: (0..len).map(|t| (t * 37 + i * 11) % 250 + 1).collect(),
-        origin: format!("made#{i}"),
-    };
-    Samples::new("made", (0..n).map(sample).collect()).unwrap()
 }
 
 fn options(scheme: &str) -> Options {
     Options {
-        scheme: scheme.into(),
-        workload: Some(Workload::Prefill),
         percentile: 100.0,
-        structures: Vec::new(),
-        floors: Floors::default(),
-        min_speedup: 0.0,
-        schedule: Schedule::new(1, 1).unwrap(),
-        on_guard_fail: OnGuardFail::Fallback,
-        pins: Vec::new(),
-        all_positions: false,
-        adopt: None,
+        ..in_process::any_speed(scheme)
     }
 }
 
 fn attached(host: &Host, model: &Loaded, options: &Options) -> Attachment {
-    attach(host, model, &samples(4, 12), options, &Silent).unwrap()
+    attach(host, model, &made_samples(4, 12), options, &Silent).unwrap()
 }
 
 fn run(model: &Loaded, plan: &Plan, n: u32) -> Vec<f32> {
@@ -249,7 +223,7 @@ fn b_143_b_474_a_wired_pair_computes_bit_for_bit_what_its_forms_do_alone() {
         .map(|s| Pin::parse(&format!("{s}=portable")).unwrap())
         .collect();
     let alone =
-        structures::attach::auto_swaps(&host, &model, &samples(4, 12), &o, &Silent).unwrap();
+        structures::attach::auto_swaps(&host, &model, &made_samples(4, 12), &o, &Silent).unwrap();
     let (a, b) = (run(&model, &wired.plan, 12), run(&model, &alone.plan, 12));
     assert_eq!(bits(&a), bits(&b));
 }
@@ -262,13 +236,13 @@ fn b_142_too_many_rows_or_no_scale_form_no_pair() {
     o.structures = ["norm_fused", "qkv_pack", "decoder_block"]
         .map(String::from)
         .into();
-    let long = attach(&host, &model, &samples(4, 257), &o, &Silent).unwrap();
+    let long = attach(&host, &model, &made_samples(4, 257), &o, &Silent).unwrap();
     let refused = wire_refusals(&long);
     assert_eq!(refused.len(), 1, "{refused:#?}");
     assert_eq!(refused[0].code, "wire_unqualified");
     assert!(refused[0].reason.contains("257") && refused[0].reason.contains("256"));
     assert!(long.receipt.negotiated.is_empty());
-    let at = attach(&host, &model, &samples(4, 256), &o, &Silent).unwrap();
+    let at = attach(&host, &model, &made_samples(4, 256), &o, &Silent).unwrap();
     assert_eq!(at.receipt.negotiated.len(), 1);
     // A scheme that measures nothing has no scale, and asks for no quantised reader either.
     o.scheme = "none".into();
@@ -443,7 +417,7 @@ fn b_124_rows_are_the_median_on_a_wire_and_the_most_elsewhere() {
     o.structures = ["norm_fused", "qkv_pack", "decoder_block", "linear_proj"]
         .map(String::from)
         .into();
-    let a = attach(&host, &model, &samples(4, 40), &o, &Silent).unwrap();
+    let a = attach(&host, &model, &made_samples(4, 40), &o, &Silent).unwrap();
     assert_eq!(a.receipt.negotiated.len(), 1);
     assert_eq!(a.receipt.negotiated[0].rows, 1);
     for note in &a.receipt.seats {
@@ -505,7 +479,7 @@ fn b_146_b_150_a_pair_is_active_by_its_judgement_alone() {
         .map(|s| Pin::parse(&format!("{s}=portable")).unwrap())
         .collect();
     let swaps =
-        structures::attach::auto_swaps(&host, &model, &samples(4, 12), &o, &Silent).unwrap();
+        structures::attach::auto_swaps(&host, &model, &made_samples(4, 12), &o, &Silent).unwrap();
     assert!(swaps.seats.len() >= 4);
     let installs = swaps.plan.installs();
     assert!(installs.iter().all(|i| !i.name.starts_with("chain:")));
@@ -547,7 +521,7 @@ fn b_120_stages_are_the_same_for_every_structure_and_recorded() {
     let a = attach(
         &host,
         &model,
-        &samples(4, 12),
+        &made_samples(4, 12),
         &options("fp8_static"),
         &seen,
     )
@@ -584,7 +558,13 @@ fn b_126_an_error_at_the_last_stage_leaves_the_host_whole() {
     let before = run(&model, &model.session().host_plan(), 8);
     // Everything is bound and judged; the receipt then names the weights, and they are gone.
     std::fs::remove_file(copy.path().join("model.safetensors")).unwrap();
-    let failed = attach(&host, &model, &samples(2, 8), &options("none"), &Silent);
+    let failed = attach(
+        &host,
+        &model,
+        &made_samples(2, 8),
+        &options("none"),
+        &Silent,
+    );
     assert!(failed.is_err());
     assert_eq!(
         bits(&run(&model, &model.session().host_plan(), 8)),

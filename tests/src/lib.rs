@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 pub mod blocks;
+pub mod in_process;
 pub mod steps;
 
 use std::path::{Path, PathBuf};

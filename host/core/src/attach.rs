@@ -20,7 +20,7 @@ use structures_seams::{resolve_ownership, Claim};
 
 use crate::adopt::{Adopted, Blocks, Wish};
 use crate::bind::{brokers, installs, Bench, Bound, NotBound};
-use crate::choose::{order_decided, qualify, Choice, Pin, Wanted};
+use crate::choose::{median_rows, order_decided, qualify, Choice, Pin, Wanted};
 use crate::compose::{self as composing, BlockNote};
 use crate::decisions::{self, Resolved};
 use crate::digest;
@@ -453,7 +453,7 @@ impl<'a> Prepared<'a> {
             let pinned = options.pins.iter().any(|p| p.structure == seam.structure);
             let decided = host
                 .decisions
-                .lookup(&device, &seam.structure, median(&seam.rows));
+                .lookup(&device, &seam.structure, median_rows(&seam.rows));
             if let (Some(d), false) = (decided.filter(|d| d.winner == decisions::HOST), pinned) {
                 *decision = Decision::Keep {
                     code: DECIDED_HOST.into(),
@@ -630,7 +630,7 @@ impl<'a> Prepared<'a> {
             Decision::Default => Wanted::Unquantised,
             Decision::Keep { .. } => return Vec::new(),
         };
-        self.ordered(structure, wanted, median(&self.seams[site].rows))
+        self.ordered(structure, wanted, median_rows(&self.seams[site].rows))
     }
 
     /// Forms of a structure: pin, then what is recorded for these rows on this device, then as declared.
@@ -650,7 +650,7 @@ impl<'a> Prepared<'a> {
     fn resolved(&self) -> Vec<Resolved> {
         let mut groups: BTreeMap<(&str, u64), Vec<usize>> = BTreeMap::new();
         for (i, site) in self.survey.sites.iter().enumerate() {
-            let rows = median(&self.seams[i].rows);
+            let rows = median_rows(&self.seams[i].rows);
             let group = groups.entry((&site.spec.name, rows)).or_default();
             group.push(i);
         }
@@ -1341,11 +1341,6 @@ pub(crate) fn read_packed(
     let mut blocks = adopt::read(model, &adopt::packed_slots(model, span, &BlockFormat::ALL))?;
     blocks.retain(|slot, weight| packed.get(slot).is_some_and(|f| f == weight.format.name()));
     Ok(blocks)
-}
-
-/// The middle of ascending row counts; 1 where none was observed.
-fn median(rows: &[u64]) -> u64 {
-    rows.get(rows.len() / 2).copied().unwrap_or(1)
 }
 
 fn not_json(e: serde_json::Error) -> Error {

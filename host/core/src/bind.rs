@@ -25,8 +25,9 @@ use structures_seams::{LocatedSpan, SlotWeight};
 
 use crate::adopt::Blocks;
 use crate::chain::{Chain, Decoded, End, Half, Linked, Port, PortMut, WiredForm};
-use crate::choose::{variant_of, Choice};
+use crate::choose::{median_rows, variant_of, Choice};
 use crate::error::Error;
+use crate::gates::{cosine, worse};
 use crate::receipt::{RefusalNote, SeatNote, SeatWire};
 use crate::seat::{Admission, CallFailure, Elsewhere, Executable, OnGuardFail, Rows, Seat, View};
 use crate::sites::Site;
@@ -344,7 +345,7 @@ impl Bench<'_> {
                 scheme: BTreeMap::new(),
                 packed: BTreeMap::new(),
                 row_capacity: capacity,
-                median_rows: median(rows),
+                median_rows: median_rows(rows),
                 note: site.notes.clone(),
                 wire: None,
                 device: None,
@@ -522,7 +523,7 @@ impl Bench<'_> {
         // A form by itself serves all that was seen; a pair is for the rows it mostly sees.
         let observed = match wire {
             None => rows.iter().copied().max().unwrap_or(1),
-            Some(_) => median(rows),
+            Some(_) => median_rows(rows),
         };
         let dims: BTreeMap<String, u64> = span.dims.iter().map(|(k, v)| (k.clone(), *v)).collect();
         // Alternatives of a band settle once the sizes are known; without any the declared rows hold.
@@ -711,7 +712,7 @@ impl Bench<'_> {
                     .map(|(slot, p)| (slot.clone(), p.format.name().to_string()))
                     .collect(),
                 row_capacity: capacity as usize,
-                median_rows: median(rows),
+                median_rows: median_rows(rows),
                 note: site.notes.clone(),
                 wire: None,
                 device,
@@ -1170,36 +1171,9 @@ fn smoke(
                 .and_then(|t| t.to_vec1::<f32>())
                 .map_err(failed)
         };
-        worst = least(worst, cosine(&flat(got)?, &flat(want)?));
+        worst = worse(worst, cosine(&flat(got)?, &flat(want)?));
     }
     Ok(Ok(worst))
-}
-
-/// The smaller one; NaN wins.
-fn least(a: f64, b: f64) -> f64 {
-    match b.is_nan() || b < a {
-        true => b,
-        false => a,
-    }
-}
-
-fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    let dot = |a: &[f32], b: &[f32]| -> f64 {
-        a.iter()
-            .zip(b)
-            .map(|(a, b)| f64::from(*a) * f64::from(*b))
-            .sum()
-    };
-    let both = (dot(a, a) * dot(b, b)).sqrt();
-    match both == 0.0 {
-        true if dot(a, a) == dot(b, b) => 1.0,
-        _ => dot(a, b) / both,
-    }
-}
-
-/// The middle of ascending row counts; 1 where none was observed.
-fn median(rows: &[u64]) -> u64 {
-    rows.get(rows.len() / 2).copied().unwrap_or(1)
 }
 
 /// Whether the plugin is not to be trusted further, beyond having said no.

@@ -17,6 +17,7 @@ use structures_graph::{Capture, GraphError, Plan, Session, State, StaticPlan};
 
 use crate::crew::Shift;
 use crate::error::Error;
+use crate::gates::{cosine, worse, GateError};
 
 /// Smallest cosine of every output with the eager one.
 pub const DEFAULT_FLOOR: f64 = 0.999;
@@ -93,6 +94,10 @@ pub fn capture(
     mut state: State,
     options: &CaptureOptions,
 ) -> Result<Stage, Error> {
+    if !options.floor.is_finite() || !options.min_speedup.is_finite() {
+        let text = format!("floor {}, speed-up {}", options.floor, options.min_speedup);
+        return Err(GateError::BadFloor { text }.into());
+    }
     state.reserve()?;
     let graph = session.graph();
     let declared = options
@@ -237,31 +242,10 @@ fn parity(
     let mut worst = 1f64;
     for (name, want) in outputs.iter().zip(&want) {
         let got = flat(&step.read(name)?)?;
-        worst = lower(worst, cosine(&got, &flat(want)?));
+        worst = worse(worst, cosine(&got, &flat(want)?));
     }
     step.restore(state, mark)?;
     Ok(worst)
-}
-
-fn lower(a: f64, b: f64) -> f64 {
-    // A NaN stays one.
-    match b.is_nan() || b < a {
-        true => b,
-        false => a,
-    }
-}
-
-fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    if a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()) {
-        return 1.0;
-    }
-    let dot = |a: &[f32], b: &[f32]| -> f64 {
-        a.iter()
-            .zip(b)
-            .map(|(a, b)| f64::from(*a) * f64::from(*b))
-            .sum()
-    };
-    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
 fn flat(t: &Tensor) -> Result<Vec<f32>, GraphError> {
@@ -458,6 +442,21 @@ mod tests {
                 *o = if i % 2 == 0 { *x } else { -x };
             }
             Ok(())
+        }
+    }
+
+    #[test]
+    fn a_bound_that_is_no_number_is_refused_before_anything_runs() {
+        let model = demo();
+        let s = model.session();
+        for (floor, min_speedup) in [(f64::NAN, 0.0), (0.0, f64::NAN), (f64::INFINITY, 0.0)] {
+            let options = CaptureOptions {
+                floor,
+                min_speedup,
+                ..lenient()
+            };
+            let no = capture(s, &s.host_plan(), &inputs(3), prefilled(&model), &options);
+            assert_eq!(no.map(|_| ()).unwrap_err().code(), "floor_invalid");
         }
     }
 

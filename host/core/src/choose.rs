@@ -254,7 +254,7 @@ pub fn qualify_at(
         return refuse("form_band", format!("form {}: {reason}", form.name));
     }
     if let Some(work) = &form.band.work {
-        let median = rows.get(rows.len() / 2).copied().unwrap_or(1);
+        let median = median_rows(rows);
         if let Err(reason) = work.admits(median, &dims) {
             return refuse("form_band", format!("form {}: {reason}", form.name));
         }
@@ -321,6 +321,11 @@ fn within(symbol: &str, band: &DimBand, size: Option<u64>) -> Result<(), String>
         )),
         Some(_) => Ok(()),
     }
+}
+
+/// The middle of ascending row counts; 1 where none was observed.
+pub fn median_rows(rows: &[u64]) -> u64 {
+    rows.get(rows.len() / 2).copied().unwrap_or(1)
 }
 
 /// Distinct row counts, ascending, with how often each was seen.

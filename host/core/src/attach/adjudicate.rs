@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use structures_graph::session::Plan;
 
-use super::{median, Bound, Choice, Decision, Judge, Options, Prepared, Wanted};
+use super::{Bound, Choice, Decision, Judge, Options, Prepared, Wanted};
 use crate::bind::installs;
+use crate::choose::median_rows;
 use crate::decisions;
 use crate::error::Error;
 use crate::gates::adjudicate::{race, winner, Standing};
@@ -92,7 +93,7 @@ pub fn adjudicate(
 
 impl Prepared<'_> {
     fn race(&self, judge: &Judge<'_>, name: &str, sites: &[usize]) -> Result<Adjudication, Error> {
-        let rows = median(&self.seams[sites[0]].rows);
+        let rows = median_rows(&self.seams[sites[0]].rows);
         let mut entries = vec![Entry {
             standing: Standing::new(decisions::HOST, 0),
             running: Some((self.plan(Vec::new())?, Vec::new())),

@@ -13,12 +13,10 @@ use structures_graph::{Layout, OpId, OpKind, ParamRef};
 use structures_plugin_api::formats::BlockFormat;
 use structures_seams::LocatedSpan;
 
-use super::{
-    median, Bench, Bound, Choice, Decision, Judge, Prepared, UnitNote, Wanted, DECIDED_HOST,
-};
+use super::{Bench, Bound, Choice, Decision, Judge, Prepared, UnitNote, Wanted, DECIDED_HOST};
 use crate::adopt::{counterpart, relative_l2, Adopted, Blocks, Layer, NotAdopted, Wish, BANKS};
 use crate::bind::failed;
-use crate::choose::qualify;
+use crate::choose::{median_rows, qualify};
 use crate::error::Error;
 use crate::host::Loaded;
 use crate::receipt::RefusalNote;
@@ -183,7 +181,7 @@ impl Prepared<'_> {
     ) -> Result<Option<Bound>, Error> {
         let s = &self.survey.sites[site];
         let rows = &self.seams[site].rows;
-        let mut choices = self.ordered(&s.spec.name, Wanted::Any, median(rows));
+        let mut choices = self.ordered(&s.spec.name, Wanted::Any, median_rows(rows));
         // As stored before packed again, else in the order of choice.
         choices.sort_by_key(|c| c.form.packed.is_empty());
         let mut met = BTreeSet::new();

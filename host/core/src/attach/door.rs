@@ -12,7 +12,8 @@ use structures_catalog::{Kind, Spec};
 use structures_graph::session::{Install, Plan, SpanOutcome, SpanRunner};
 use structures_graph::ValueId;
 
-use super::{median, Choice, Decision, Options, Prepared, Wanted};
+use super::{Choice, Decision, Options, Prepared, Wanted};
+use crate::choose::median_rows;
 use crate::error::Error;
 use crate::gates::{measure, GateError, OutputKind};
 use crate::host::{Host, Loaded};
@@ -192,7 +193,7 @@ fn bind_first<'p>(
     let choices = match &prepared.decisions[site] {
         // Without quantisation an explicit bind still has the forms that do not quantise.
         Decision::Keep { code, .. } if code == KEEP_QUANTISATION_OFF => {
-            let rows = median(&prepared.seams[site].rows);
+            let rows = median_rows(&prepared.seams[site].rows);
             prepared.ordered(&at.spec.name, Wanted::Unquantised, rows)
         }
         Decision::Keep { code, reason } => {

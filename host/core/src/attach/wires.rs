@@ -9,10 +9,10 @@ use structures_plugin_api::describe::WIRE_FP8_E4M3;
 use structures_plugin_api::formats::fp8_scale;
 use structures_seams::HostFacts;
 
-use super::{median, Bound, Choice, Decision, Prepared};
+use super::{Bound, Choice, Decision, Prepared};
 use crate::adopt::Blocks;
 use crate::bind::{installs, Bench, Place};
-use crate::choose::qualify_at;
+use crate::choose::{median_rows, qualify_at};
 use crate::error::Error;
 use crate::judge::Judge;
 use crate::receipt::{RefusalNote, UnitNote, WireEndNote, WireNote};
@@ -299,7 +299,7 @@ impl<'a> Prepared<'a> {
             let reason = format!("nothing was calibrated at `{key}`, so there is no scale");
             return no(wires::UNQUALIFIED, reason);
         };
-        let rows = median(&self.seams[to].rows).max(median(&self.seams[from].rows));
+        let rows = median_rows(&self.seams[to].rows).max(median_rows(&self.seams[from].rows));
         if rows > MOST_ROWS {
             let reason = format!("median rows are {rows}, a pair is formed up to {MOST_ROWS}");
             return no(wires::UNQUALIFIED, reason);

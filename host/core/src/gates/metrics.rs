@@ -359,6 +359,19 @@ impl Products {
     }
 }
 
+/// Cosine of two vectors in f64, as the metric of values has it: 1 for equal ones, NaN where one is in them.
+pub fn cosine(got: &[f32], want: &[f32]) -> f64 {
+    Products::of(got, want).cosine()
+}
+
+/// The worse of two cosines; a NaN is the worst.
+pub fn worse(a: f64, b: f64) -> f64 {
+    match b.is_nan() || b < a {
+        true => b,
+        false => a,
+    }
+}
+
 /// `|got - want| / |want|`; infinite when only `want` is zero.
 fn relative_l2(diffs: &[f64], all: &Products) -> f64 {
     if all.equal {

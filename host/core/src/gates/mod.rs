@@ -19,7 +19,7 @@ mod timing;
 pub use bands::{band, Band, BandNote};
 pub use error::{GateError, GateRefusal};
 pub use floors::{Floors, Sense, Shortfall};
-pub use metrics::{measure, Judgement, Meter, Metrics, NonFinite, OutputKind};
+pub use metrics::{cosine, measure, worse, Judgement, Meter, Metrics, NonFinite, OutputKind};
 pub use parity::{bind_parity, Parity, SLOPE_TOLERANCE};
 pub use timing::{
     paired, paired_with, Clock, Paired, Schedule, WallClock, DEFAULT_ITERS, DEFAULT_MIN_SPEEDUP,

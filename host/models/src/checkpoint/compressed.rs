@@ -76,6 +76,25 @@ pub(super) fn find(
         }
     }
     let mut found = Compressed::default();
+    for name in tensors.keys() {
+        if name.ends_with(".weight_zero_point") {
+            let text = format!("zero points, `{name}`");
+            return Err(missing(path, "weights.symmetric", "true", &text));
+        }
+        let packed = name
+            .strip_suffix(".weight")
+            .map(|base| format!("{base}.weight_packed"));
+        if let Some(packed) = packed.filter(|packed| tensors.contains_key(packed)) {
+            let found = format!("it beside `{packed}`, which is the same weight");
+            return Err(ModelError::tensor(
+                path,
+                name,
+                "a weight once",
+                found,
+                AGAIN,
+            ));
+        }
+    }
     for (name, entry) in tensors {
         let base = |suffix: &str| name.strip_suffix(suffix);
         if let Some(base) = base(".weight_packed") {
@@ -192,6 +211,10 @@ impl Weight {
         }
     }
 
+    fn unfit(&self, checkpoint: &Checkpoint, part: usize, want: &str, found: String) -> ModelError {
+        ModelError::tensor(checkpoint.path(), &self.parts[part], want, found, AGAIN)
+    }
+
     /// Reads its parts and lays them into rows.
     pub(super) fn read(&self, checkpoint: &Checkpoint) -> Result<PackedWeight, ModelError> {
         let bytes = |i: usize| -> Result<Vec<u8>, ModelError> { checkpoint.bytes(&self.parts[i]) };
@@ -201,6 +224,11 @@ impl Weight {
         match self.format {
             BlockFormat::Nvfp4 => {
                 let (scales, global) = (bytes(1)?, bytes(2)?);
+                let value = <[u8; 4]>::try_from(global.as_slice()).map(f32::from_le_bytes);
+                if !value.is_ok_and(|v| v.is_finite() && v > 0.0) {
+                    let found = value.map_or("none".into(), |v| v.to_string());
+                    return Err(self.unfit(checkpoint, 2, "a positive number", found));
+                }
                 let width = (self.k / self.format.block()).max(1);
                 for (codes, scales) in codes.chunks(code_width.max(1)).zip(scales.chunks(width)) {
                     rows.extend_from_slice(codes);
@@ -213,7 +241,16 @@ impl Weight {
                 let scales = checkpoint.load(&self.parts[1])?.flatten_all();
                 let scales = scales.and_then(|s| s.to_vec1::<f32>()).map_err(failed)?;
                 for (i, codes) in codes.chunks(code_width.max(1)).enumerate() {
-                    let scale = scales.get(i).or(scales.first()).copied().unwrap_or(1.0);
+                    // One for all channels, or one each: `find` has counted them.
+                    let scale = if scales.len() == 1 {
+                        scales.first()
+                    } else {
+                        scales.get(i)
+                    };
+                    let Some(scale) = scale.filter(|s| s.is_finite() && **s >= 0.0) else {
+                        let found = scale.map_or("none".into(), |v| format!("{v} for channel {i}"));
+                        return Err(self.unfit(checkpoint, 1, "numbers of at least 0", found));
+                    };
                     rows.extend_from_slice(codes);
                     rows.extend_from_slice(&scale.to_le_bytes());
                 }
