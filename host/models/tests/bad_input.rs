@@ -156,6 +156,12 @@ fn shards_must_be_there_and_agree() {
         &["index.json", second, "it in no shard"],
     );
 
+    save(&b, &all[1..3]);
+    names_all(
+        describe(dir.path()),
+        &["index.json", &all[2].0, "b.safetensors", "does not name"],
+    );
+
     write(json!({ first: "../a.safetensors" }));
     names_all(
         describe(dir.path()),

@@ -13,6 +13,7 @@ use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 use structures_graph::regular;
 
+mod agree;
 mod compressed;
 mod gguf;
 mod outline;
@@ -26,6 +27,7 @@ use stored::{first_non_finite, StoredType};
 
 use crate::ModelError;
 
+const APART: &str = "index and shards do not belong together: get both again";
 /// How files that hold weights end, and those that say which of them holds which.
 const WEIGHTS: &str = ".safetensors";
 const INDEX: &str = ".safetensors.index.json";
@@ -186,9 +188,23 @@ impl Checkpoint {
                         Some(file) => format!("it in `{}`", file.display()),
                         None => "it in no shard".into(),
                     },
-                    "index and shards do not belong together: get both again",
+                    APART,
                 ));
             }
+        }
+        if let Some((tensor, e)) = self
+            .tensors
+            .iter()
+            .find(|(t, _)| !index.map.contains_key(*t))
+        {
+            let found = format!("it in `{}`", self.files[e.file].display());
+            return Err(ModelError::tensor(
+                index_path,
+                tensor,
+                "no tensor in the shards that the index does not name",
+                found,
+                APART,
+            ));
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ use crate::spread::Spread;
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
+    versions: &[1, 2],
     variants: &[("residual", &["gated", "plain"])],
     ..Leaf::plain("decoder_block", &["attn_residual", "ffn_residual"], bind)
 };
