@@ -56,7 +56,10 @@ fn write(dir: &Path, config: &Map<String, Value>, tensors: &[(String, Vec<u64>)]
         at = end;
     }
     let header = Value::Object(header).to_string();
-    common::save_raw(&dir.join("model.safetensors"), &header, at as usize);
+    let path = dir.join("model.safetensors");
+    common::save_raw(&path, &header, 0);
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(8 + header.len() as u64 + at).unwrap();
 }
 
 fn judged(config: &Map<String, Value>, tensors: &[(String, Vec<u64>)]) -> Result<(), ModelError> {
@@ -195,6 +198,40 @@ fn silence_is_no_contradiction() {
     let vision = json!({"model_type": "v", "hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 5});
     let nested = json!({"model_type": "odd", "vision_config": vision, "text_config": text});
     judged(nested.as_object().unwrap(), &both).unwrap();
+}
+
+/// Every recorded model agrees with its own configuration.
+#[test]
+fn no_published_shape_contradicts_its_configuration() {
+    let files = std::fs::read_dir(common::oracle("trees")).unwrap();
+    let mut compared = 0;
+    for file in files.map(|f| f.unwrap().path()) {
+        if file.extension().is_none_or(|e| e != "gz") {
+            continue;
+        }
+        let packed = std::fs::read(&file).unwrap();
+        let dump: Value =
+            serde_json::from_reader(flate2::read::GzDecoder::new(packed.as_slice())).unwrap();
+        let Some(config) = dump["config"].as_object().filter(|c| !c.is_empty()) else {
+            continue;
+        };
+        let mut tensors: Vec<(String, Vec<u64>)> = Vec::new();
+        for module in dump["modules"].as_array().unwrap() {
+            let path = module["path"].as_str().unwrap();
+            for (name, info) in module["params"].as_object().into_iter().flatten() {
+                let full = format!("{path}.{name}");
+                let dims = serde_json::from_value(info[0].clone()).unwrap();
+                tensors.push((full.trim_start_matches('.').into(), dims));
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), config, &tensors);
+        let agrees = Checkpoint::open(dir.path()).unwrap().agrees_with_config();
+        agrees.unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        compared += 1;
+    }
+    assert!(compared > 0);
+    println!("{compared} models agree");
 }
 
 /// The same numbers under the keys of a GGUF.

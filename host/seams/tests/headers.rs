@@ -296,6 +296,39 @@ fn modules_without_parameters_are_assumed_or_refused() {
     assert!(text.contains("residual is taken as plain"), "{text}");
 }
 
+/// A layer norm has a summand; without one, and without a word of the configuration, an RMS norm is taken in words.
+#[test]
+fn a_block_of_layer_norms_is_another_block() {
+    let with = |config: Value, bias: bool| {
+        let mut tensors: Vec<(&str, &[u64])> = vec![
+            ("l.0.self_attn.q_proj.weight", &[512, 512]),
+            ("l.0.mlp.up.weight", &[512, 512]),
+            ("l.0.input_layernorm.weight", &[512]),
+            ("l.0.post_attention_layernorm.weight", &[512]),
+        ];
+        if bias {
+            tensors.push(("l.0.input_layernorm.bias", &[512]));
+            tensors.push(("l.0.post_attention_layernorm.bias", &[512]));
+        }
+        named(config, &tensors)
+    };
+    let said = json!({"model_type": "odd", "rms_norm_eps": 1e-6});
+    let silent = json!({"model_type": "odd", "layer_norm_eps": 1e-6});
+    let found = with(silent.clone(), true);
+    assert!(of(&found, "decoder_block").is_empty());
+    let want = [("l.0".to_string(), "norm_contract".to_string())];
+    assert_eq!(refused(&found, "decoder_block"), want);
+    for (config, in_words) in [(said, false), (silent, true)] {
+        let found = with(config, false);
+        let [seam] = of(&found, "decoder_block")[..] else {
+            panic!("{:?}", found.refused);
+        };
+        assert_eq!(seam.variant["norm"], "rms");
+        let text = assumed(seam);
+        assert_eq!(text.contains("taken as an RMS norm"), in_words, "{text}");
+    }
+}
+
 /// Models of many namings: what is shaped like a structure is a seam or has a reason.
 #[test]
 fn other_namings_are_found_or_refused_by_reason() {
