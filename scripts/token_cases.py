@@ -224,6 +224,21 @@ def stored(out, made):
     yield "stored_words", file("stored_words", "bert", tokens, types, bos_token_id=2, seperator_token_id=3, unknown_token_id=1, padding_token_id=0)
 
 
+def masks(out, data, lines, ids):
+    """The file with one token renamed and a name under which readers take the spaces in front of it away."""
+    pre = b"jina-v2-de"
+    data = data.replace(b"<tool>", b"<mask>")
+    key = b"tokenizer.ggml.pre" + (8).to_bytes(4, "little")
+    at = data.index(key) + len(key)
+    size = int.from_bytes(data[at:at + 8], "little")
+    other = out / "mask.gguf"
+    other.write_bytes(data[:at] + len(pre).to_bytes(8, "little") + pre + data[at + 8 + size:])
+    _, rows = ids(other, [l.replace("<tool>", "<mask>") for l in lines])
+    sums = [zlib.crc32(row.encode()) for row in pack(rows).split("\n")]
+    (out / "mask_jina-v2-de.sums").write_bytes(b"".join(c.to_bytes(4, "little") for c in sums))
+    other.unlink()
+
+
 def main(out):
     from llama_cpp import Llama
     out.mkdir(parents=True, exist_ok=True)
@@ -239,9 +254,9 @@ def main(out):
         rows = [t.encode(l).ids for l in lines]
         put(out / f"{name}.ids.gz", pack(rows))
         put(out / f"{name}.texts.gz", other_texts(lines, [t.decode(r, skip_special_tokens=False) for r in rows]))
-    def ids(path):
+    def ids(path, texts=lines):
         model = Llama(str(path), vocab_only=True, verbose=False)
-        return model, [model.tokenize(l.encode("utf-8", "surrogatepass"), add_bos=True, special=True) for l in lines]
+        return model, [model.tokenize(l.encode("utf-8", "surrogatepass"), add_bos=True, special=True) for l in texts]
     for name, path in stored(out, made):
         model, rows = ids(path)
         put(out / f"{name}.gguf.gz", path.read_bytes())
@@ -262,6 +277,7 @@ def main(out):
                     sums = [zlib.crc32(row.encode()) for row in pack(rows).split("\n")]
                     (out / f"pre_{pre}.crc").write_bytes(b"".join(c.to_bytes(4, "little") for c in sums))
                 other.unlink()
+            masks(out, path.read_bytes(), lines, ids)
         path.unlink()
 
 

@@ -128,3 +128,76 @@ fn a_contradiction_is_still_an_error() {
     let text = String::from_utf8(out.stderr).unwrap();
     assert!(text.contains("mlp.gate_proj.weight"), "{text}");
 }
+
+/// The half that sees runs in another phase: its seams are located there, and nothing is refused for its absence.
+#[test]
+fn a_model_that_sees_is_looked_at_in_every_phase() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let found = json_of(&root.join("fixtures/families/qwen3_vl"));
+    let rows = |key: &str| found[key].as_array().unwrap().clone();
+    let inside = |row: &Json| row["path"].as_str().unwrap().starts_with("model.visual.");
+    for structure in ["vision_ffn", "norm_fused", "attention_core"] {
+        let seams = rows("seams");
+        let seen: Vec<&Json> = seams
+            .iter()
+            .filter(|s| s["structure"] == structure && inside(s))
+            .collect();
+        assert!(!seen.is_empty(), "{structure}: {found}");
+        assert!(seen.iter().all(|s| s["located"] == true), "{seen:?}");
+    }
+    let refused = rows("refused");
+    let absent = refused
+        .iter()
+        .find(|r| r["reason"].as_str().unwrap().contains("does not read it"));
+    assert_eq!(absent, None);
+    // What both phases run is there once.
+    let mut keys: Vec<String> = rows("seams")
+        .iter()
+        .map(|s| format!("{} {}", s["structure"], s["key"]))
+        .collect();
+    keys.sort();
+    let all = keys.len();
+    keys.dedup();
+    assert_eq!(keys.len(), all);
+}
+
+/// What a family's layers do not have changes what the model says; what stands elsewhere is told.
+#[test]
+fn tensors_that_the_model_does_not_read_are_refused_or_told() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/oracle/e2e/llama");
+    let with = |extra: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::copy(source.join("config.json"), dir.path().join("config.json")).unwrap();
+        let bytes = std::fs::read(source.join("model.safetensors")).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let mut header: Json = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        let end = bytes.len() - 8 - length;
+        let entry = json!({"dtype": "F32", "shape": [8], "data_offsets": [end, end + 32]});
+        header[extra] = entry;
+        let text = header.to_string();
+        let mut out = (text.len() as u64).to_le_bytes().to_vec();
+        out.extend(text.as_bytes());
+        out.extend(&bytes[8 + length..]);
+        out.extend([0u8; 32]);
+        std::fs::write(dir.path().join("model.safetensors"), out).unwrap();
+        dir
+    };
+    let name = "model.layers.0.self_attn.q_norm.weight";
+    let dir = with(name);
+    let none = tempfile::tempdir().unwrap();
+    let out = structures(none.path())
+        .args(["--json", "discover"])
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    let error: Json = serde_json::from_slice(&out.stdout).unwrap();
+    let text = error["error"]["message"].as_str().unwrap();
+    assert!(text.contains(name) && text.contains("[8]"), "{text}");
+
+    for fine in ["model.extra.weight", "model.layers.0.self_attn.k_scale"] {
+        let found = json_of(with(fine).path());
+        let notes = found["notes"].to_string();
+        assert!(notes.contains(fine), "{notes}");
+    }
+}

@@ -360,6 +360,8 @@ pub struct Slots {
     pub any: Vec<IndexMap<String, Role>>,
     /// Take all alternatives that exist, each its own seam.
     pub every: bool,
+    /// Only roles may carry parameters: the code for another module or parameter below `self`.
+    pub closed: Option<String>,
     /// In order.
     pub checks: Vec<Check>,
     /// Symbol -> size.

@@ -13,7 +13,7 @@ use crate::spec::{AxisRule, Check, ConstFill, Emit, Role, Slot, Slots, WeightSou
 /// `None` for `at: graph`.
 pub(super) fn slots(node: &Node, declared: &[Slot]) -> Result<Option<Slots>, CatalogError> {
     let f = node.fields(&[
-        "at", "roles", "any", "every", "checks", "dims", "axis", "weights", "emit",
+        "at", "roles", "any", "every", "closed", "checks", "dims", "axis", "weights", "emit",
     ])?;
     let at = f.need("at")?;
     match at.text()? {
@@ -78,6 +78,7 @@ pub(super) fn slots(node: &Node, declared: &[Slot]) -> Result<Option<Slots>, Cat
         at_module: true,
         any,
         every: f.flag("every")?,
+        closed: f.word("closed")?.map(|(_, code)| code.to_string()),
         checks,
         dims,
         axis,

@@ -16,6 +16,7 @@ use crate::choose::{Choice, Pin};
 use crate::decisions::Store;
 use crate::error::Error;
 use crate::points;
+use crate::receipt::RefusalNote;
 use crate::samples::Samples;
 use crate::schemes::{self, native, Capability};
 use crate::sites::{note, survey, Survey};
@@ -290,6 +291,44 @@ pub fn survey_headers<'c>(
         contradicted.extend(unplaced.iter().map(|r| note("locate", r)));
     }
     survey.refused.extend(contradicted);
+    Ok(survey)
+}
+
+/// As [`survey_headers`], in every phase of the model: a module that the main graph does not run is located in the first
+/// phase that runs it. What is located there is told, not bound: seats are those of the main graph.
+pub fn survey_phases<'c>(
+    catalog: &'c Catalog,
+    bindings: &Bindings,
+    description: &Description,
+    only: &[String],
+) -> Result<Survey<'c>, Error> {
+    let mut survey = survey_headers(catalog, bindings, description, only)?;
+    let mut graphs: Vec<&Graph> = vec![&description.graph];
+    for phase in &description.phases {
+        let Some(described) = description.phase(&phase.phase) else {
+            continue;
+        };
+        let runs = |graph: &Graph, path: &str| {
+            let within = |module: &str| {
+                let rest = module.strip_prefix(path);
+                rest.is_some_and(|r| r.is_empty() || r.starts_with('.'))
+            };
+            graph.ops.iter().any(|op| within(&op.module))
+        };
+        let new = |path: &str| runs(phase, path) && !graphs.iter().any(|g| runs(g, path));
+        let other = survey_headers(catalog, bindings, &described, only)?;
+        let located = |r: &RefusalNote| r.stage == "locate";
+        survey.refused.retain(|r| !(located(r) && new(&r.path)));
+        let refused = other.refused.into_iter();
+        survey
+            .refused
+            .extend(refused.filter(|r| located(r) && new(&r.path)));
+        let sites = other.sites.into_iter();
+        survey
+            .sites
+            .extend(sites.filter(|site| new(&site.seam.path)));
+        graphs.push(phase);
+    }
     Ok(survey)
 }
 

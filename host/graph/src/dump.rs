@@ -1,25 +1,32 @@
 //! A module tree from a JSON dump of another framework's model: modules in definition order with class, parameters
 //! and scalars, and what each class takes and derives from. Plain or gzip.
 
-use std::collections::HashMap;
-use std::io::Read;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::io::{self, BufReader, Read};
 use std::path::Path;
 
 use indexmap::IndexMap;
-use serde::Deserialize;
+use serde::de::{Error as _, IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::kinds::{epsilon, word, Facts};
 use crate::tree::{parent_path, ArgKind, Module, ModuleKind, ModuleTree, ParamInfo, Scalar};
-use crate::GraphError;
+use crate::{regular, GraphError};
 
-/// Bytes of JSON a dump may have: 931 modules take 0.4 MB.
-const MAX_BYTES: u64 = 256 << 20;
+/// Bytes of JSON a dump may have: a module takes about 190.
+const MAX_BYTES: u64 = 64 << 20;
+/// Values in it: a module has about twelve. A value takes up to 150 bytes in memory.
+const MAX_VALUES: usize = 3_000_000;
+/// Modules: a mixture of 512 experts in 48 layers has 125,000.
+const MAX_MODULES: usize = 250_000;
 
 #[derive(Deserialize)]
 struct Dump {
     model: String,
     #[serde(default)]
     classes: HashMap<String, Class>,
+    #[serde(deserialize_with = "each_once")]
     modules: Vec<Entry>,
     #[serde(default)]
     module_aliases: IndexMap<String, String>,
@@ -47,7 +54,7 @@ struct Entry {
     #[serde(default)]
     absent_params: Vec<String>,
     #[serde(default)]
-    buffers: IndexMap<String, serde_json::Value>,
+    buffers: IndexMap<String, IgnoredAny>,
     #[serde(default)]
     attrs: IndexMap<String, Scalar>,
     #[serde(default)]
@@ -79,38 +86,121 @@ impl ModuleTree {
     /// A tree from a dump's file, gzip when its content is.
     pub fn from_dump_file(path: impl AsRef<Path>) -> Result<ModuleTree, GraphError> {
         let path = path.as_ref();
-        let tree = read(path).and_then(|json| parse(&json));
-        tree.map_err(|reason| GraphError::Tree {
+        read(path).map_err(|reason| GraphError::Tree {
             path: path.display().to_string(),
             reason,
         })
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let raw = std::fs::read(path).map_err(|e| format!("cannot be read: {e}"))?;
-    if !raw.starts_with(&[0x1f, 0x8b]) {
-        return Ok(raw);
+/// Reads a file piece by piece: what is packed is never in memory as a whole.
+fn read(path: &Path) -> Result<ModuleTree, String> {
+    let failed = |e: io::Error| format!("cannot be read: {e}");
+    let (file, size) = regular::open(path).map_err(failed)?;
+    if size > MAX_BYTES {
+        return Err(format!("has {size} bytes, expected at most {MAX_BYTES}"));
     }
-    let mut json = Vec::new();
-    let mut plain = flate2::read::GzDecoder::new(raw.as_slice()).take(MAX_BYTES + 1);
-    plain
-        .read_to_end(&mut json)
-        .map_err(|e| format!("is not whole gzip: {e}"))?;
-    if json.len() as u64 > MAX_BYTES {
-        return Err(format!("holds more than {MAX_BYTES} bytes of JSON"));
+    let mut start = [0; 2];
+    let mut file = BufReader::new(file);
+    let mut begun = 0;
+    while begun < start.len() {
+        match file.read(&mut start[begun..]).map_err(failed)? {
+            0 => break,
+            n => begun += n,
+        }
     }
-    Ok(json)
+    let whole = start[..begun].chain(file);
+    match start == [0x1f, 0x8b] {
+        true => parse_from(flate2::read::GzDecoder::new(whole)),
+        false => parse_from(whole),
+    }
+}
+
+fn parse_from(source: impl Read) -> Result<ModuleTree, String> {
+    let bounded = Bounded {
+        source,
+        bytes: MAX_BYTES,
+        values: MAX_VALUES,
+    };
+    let mut reader = serde_json::Deserializer::from_reader(BufReader::new(bounded));
+    let dump = Dump::deserialize(&mut reader).and_then(|dump| reader.end().map(|()| dump));
+    tree_of(dump.map_err(|e| format!("{NO_DUMP}: {e}"))?)
+}
+
+const NO_DUMP: &str = "is not a dump of a module tree (see the format's README)";
+
+/// A source that fails when it has given more than a dump may have.
+struct Bounded<R> {
+    source: R,
+    bytes: u64,
+    values: usize,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let n = self.source.read(into)?;
+        let too_long = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
+        self.bytes = self
+            .bytes
+            .checked_sub(n as u64)
+            .ok_or_else(|| too_long(format!("it holds more than {MAX_BYTES} bytes of JSON")))?;
+        let begin = into[..n].iter();
+        let values = begin.filter(|b| matches!(b, b',' | b'[' | b'{')).count();
+        self.values = self
+            .values
+            .checked_sub(values)
+            .ok_or_else(|| too_long(format!("it holds more than {MAX_VALUES} values")))?;
+        Ok(n)
+    }
+}
+
+/// Modules whose paths stand in the list once.
+fn each_once<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Entry>, D::Error> {
+    struct Rows;
+    impl<'de> Visitor<'de> for Rows {
+        type Value = Vec<Entry>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of modules")
+        }
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+            let (mut rows, mut paths) = (Vec::new(), HashSet::new());
+            while let Some(entry) = seq.next_element::<Entry>()? {
+                if !paths.insert(entry.path.clone()) {
+                    let text = format!("the module `{}` is there twice", entry.path);
+                    return Err(A::Error::custom(text));
+                }
+                if rows.len() == MAX_MODULES {
+                    let text = format!("it holds more than {MAX_MODULES} modules");
+                    return Err(A::Error::custom(text));
+                }
+                rows.push(entry);
+            }
+            Ok(rows)
+        }
+    }
+    d.deserialize_seq(Rows)
 }
 
 fn parse(json: &[u8]) -> Result<ModuleTree, String> {
-    let dump: Dump = serde_json::from_slice(json)
-        .map_err(|e| format!("is not a dump of a module tree (see the format's README): {e}"))?;
+    let dump: Dump = serde_json::from_slice(json).map_err(|e| format!("{NO_DUMP}: {e}"))?;
+    tree_of(dump)
+}
+
+fn tree_of(dump: Dump) -> Result<ModuleTree, String> {
     let mut attrs_of: HashMap<&str, (&str, &IndexMap<String, Scalar>)> = HashMap::new();
     let mut parents: HashMap<&str, usize> = HashMap::new();
     for m in &dump.modules {
-        if attrs_of.insert(&m.path, (&m.class, &m.attrs)).is_some() {
-            return Err(format!("lists the module `{}` twice", m.path));
+        attrs_of.insert(&m.path, (&m.class, &m.attrs));
+        for (name, (dims, _)) in &m.params {
+            let count = dims
+                .iter()
+                .try_fold(1i64, |n, d| n.checked_mul(i64::try_from(*d).ok()?));
+            if count.is_none() {
+                let path = &m.path;
+                return Err(format!(
+                    "gives `{path}.{name}` the shape {dims:?}, which no tensor has"
+                ));
+            }
         }
         if !m.path.is_empty() {
             *parents.entry(parent_path(&m.path)).or_insert(0) += 1;
@@ -278,7 +368,10 @@ mod tests {
         for f in files {
             // `parse` compares the parameter count.
             let tree = ModuleTree::from_dump_file(&f).unwrap();
-            let plain = read(&f).unwrap();
+            let mut plain = Vec::new();
+            let packed = std::fs::read(&f).unwrap();
+            let mut reader = flate2::read::GzDecoder::new(packed.as_slice());
+            reader.read_to_end(&mut plain).unwrap();
             let again = ModuleTree::from_dump(&plain).unwrap();
             assert_eq!(again.modules().len(), tree.modules().len());
             let shapes: serde_json::Value = serde_json::from_slice(&plain).unwrap();
@@ -368,8 +461,13 @@ mod tests {
     fn broken_dumps_say_what_is_wrong() {
         let twice = tiny(6, r#", {"path": "a", "class": "X"}"#);
         let shape = tiny(6, r#", {"path": "c", "params": {"w": [[-1], "f32"]}}"#);
+        let huge = tiny(
+            6,
+            r#", {"path": "c", "params": {"w": [[1099511627776, 1099511627776], "f32"]}}"#,
+        );
         for (json, want) in [
-            (twice.as_str(), "`a` twice"),
+            (huge.as_str(), "`c.w` the shape"),
+            (twice.as_str(), "`a` is there twice"),
             (shape.as_str(), "module tree"),
             ("{}", "missing field"),
             ("", "EOF"),
@@ -383,5 +481,36 @@ mod tests {
         }
         let e = ModuleTree::from_dump_file("no/such/file").unwrap_err();
         assert!(e.to_string().contains("no/such/file"), "{e}");
+        let e = ModuleTree::from_dump_file("/dev/zero").unwrap_err();
+        assert!(e.to_string().contains("regular file"), "{e}");
+    }
+
+    #[test]
+    fn a_small_file_that_unpacks_into_a_large_one_is_refused_on_the_way() {
+        use std::io::Write;
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("t.json.gz");
+        let refused = || ModuleTree::from_dump_file(&file).unwrap_err().to_string();
+        let out = std::fs::File::create(&file).unwrap();
+        let mut gz = flate2::write::GzEncoder::new(out, flate2::Compression::fast());
+        let blanks = vec![b' '; 1 << 20];
+        (0..=MAX_BYTES >> 20).for_each(|_| gz.write_all(&blanks).unwrap());
+        gz.finish().unwrap();
+        let why = refused();
+        assert!(why.contains("bytes of JSON"), "{why}");
+        let rows = r#"{"modules":[{"path":"a"},{"path":"a"},"#;
+        std::fs::write(&file, rows).unwrap();
+        let why = refused();
+        assert!(why.contains("`a` is there twice"), "{why}");
+        let many: String = (0..=MAX_MODULES)
+            .map(|i| format!("{{\"path\":\"{i}\"}},"))
+            .collect();
+        std::fs::write(&file, format!("{{\"modules\":[{many}")).unwrap();
+        let why = refused();
+        assert!(why.contains("more than 250000 modules"), "{why}");
+        let lists = "[],".repeat(MAX_VALUES / 2 + 1);
+        std::fs::write(&file, format!("{{\"x\":[{lists}")).unwrap();
+        let why = refused();
+        assert!(why.contains("values"), "{why}");
     }
 }

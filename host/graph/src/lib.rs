@@ -20,6 +20,7 @@ mod kinds;
 pub mod ops;
 pub mod place;
 mod plan;
+pub mod regular;
 pub mod session;
 mod state;
 pub mod tree;

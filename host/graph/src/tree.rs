@@ -223,14 +223,18 @@ pub fn parent_path(path: &str) -> &str {
 /// The path with every numeric component replaced: `{i}`, then `{j}`, `{k}` ...; and the last number, -1 if none.
 pub fn family_template(path: &str) -> (String, i64) {
     let mut layer = -1;
+    let mut adjacent = false;
     let mut letters = ('i'..='z').map(|c| format!("{{{c}}}"));
     let parts: Vec<String> = path
         .split('.')
         .map(|p| {
             let numeric = !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit());
+            let first = !std::mem::replace(&mut adjacent, numeric);
             match p.parse::<i64>() {
                 Ok(n) if numeric => {
-                    layer = n;
+                    if first {
+                        layer = n;
+                    }
                     letters.next().unwrap_or_else(|| "{n}".into())
                 }
                 _ => p.to_string(),
@@ -248,7 +252,8 @@ mod tests {
     fn templates_replace_every_number() {
         let cases = [
             ("model.layers.3.mlp", "model.layers.{i}.mlp", 3),
-            ("stack.0.1.mlp", "stack.{i}.{j}.mlp", 1),
+            ("stack.0.1.mlp", "stack.{i}.{j}.mlp", 0),
+            ("deep.7.0.a.2.mlp", "deep.{i}.{j}.a.{k}.mlp", 2),
             ("0", "{i}", 0),
             ("lm_head", "lm_head", -1),
             ("a.+1.b2", "a.+1.b2", -1),

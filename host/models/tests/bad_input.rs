@@ -78,7 +78,15 @@ fn damaged_headers() {
 fn damaged_tensor_entries() {
     let dir = copy("llama");
     let file = dir.path().join("model.safetensors");
-    let cases: [(&str, &[&str]); 6] = [
+    let cases: [(&str, &[&str]); 8] = [
+        (
+            r#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}"#,
+            &["tensor `b`", "a hole up to byte 4"],
+        ),
+        (
+            r#"{"__metadata__":{"a":1},"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}"#,
+            &["header", "`__metadata__`", "string"],
+        ),
         (
             r#"{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}"#,
             &["dtype of tensor `a`", "`F99`", "BF16"],
@@ -146,6 +154,12 @@ fn shards_must_be_there_and_agree() {
     names_all(
         describe(dir.path()),
         &["index.json", second, "it in no shard"],
+    );
+
+    save(&b, &all[1..3]);
+    names_all(
+        describe(dir.path()),
+        &["index.json", &all[2].0, "b.safetensors", "does not name"],
     );
 
     write(json!({ first: "../a.safetensors" }));

@@ -164,6 +164,31 @@ fn every_named_split_gives_the_ids_of_llama_cpp() {
     judge(compared, &faults);
 }
 
+/// Under some names one token takes the spaces in front of it away. The file and the lines are those above with the
+/// token renamed; the checksums are llama.cpp's.
+#[test]
+fn a_mask_takes_the_spaces_in_front_of_it() {
+    let (token, mask) = (b"<tool>", "<mask>");
+    let mut file = unpacked("stored_merges.gguf");
+    let at = file.windows(token.len()).position(|w| w == token).unwrap();
+    file[at..at + token.len()].copy_from_slice(mask.as_bytes());
+    let sums = std::fs::read(fixtures().join("mask_jina-v2-de.sums")).unwrap();
+    let mut faults = Vec::new();
+    for pre in ["jina-v2-de", "jina-v2-es", "jina-v2-code"] {
+        let tokenizer = open(&[("m.gguf", with_text(&file, "tokenizer.ggml.pre", pre))]);
+        for (i, line) in lines().iter().enumerate() {
+            let line = line.replace("<tool>", mask);
+            let ids = tokenizer.encode(&line, true).unwrap();
+            let mut crc = flate2::Crc::new();
+            crc.update(base36(&ids).as_bytes());
+            if crc.sum().to_le_bytes() != sums[4 * i..4 * i + 4] {
+                faults.push(format!("{pre} {i} {line:?}"));
+            }
+        }
+    }
+    judge(3, &faults);
+}
+
 /// A GGUF with this text in place of the one behind a key.
 fn with_text(file: &[u8], key: &str, text: &str) -> Vec<u8> {
     let key = [key.as_bytes(), &8u32.to_le_bytes()].concat();
@@ -264,4 +289,46 @@ fn a_damaged_tokenizer_is_named() {
         assert_eq!(fault.code(), "tokenizer");
         assert!(fault.to_string().contains("tokenizer.json"), "{fault}");
     }
+}
+
+/// Padding and truncation are for batches; a chain that rewrites a text into gigabytes is refused when it is read.
+#[test]
+fn a_tokenizer_cannot_ask_for_memory_without_bound() {
+    let base: serde_json::Value = serde_json::from_slice(&unpacked("gpt2.tokenizer.json")).unwrap();
+    let with = |key: &str, value: serde_json::Value| {
+        let mut file = base.clone();
+        file[key] = value;
+        file.to_string().into_bytes()
+    };
+    let want = open(&[("tokenizer.json", base.to_string().into_bytes())])
+        .encode("some words", false)
+        .unwrap();
+    let padding = |strategy: serde_json::Value, multiple: serde_json::Value| {
+        json!({"strategy": strategy, "direction": "Right", "pad_to_multiple_of": multiple,
+            "pad_id": 0, "pad_type_id": 0, "pad_token": "x"})
+    };
+    let huge = 1u64 << 40;
+    for file in [
+        with("padding", padding(json!({"Fixed": huge}), json!(null))),
+        with("padding", padding(json!("BatchLongest"), json!(huge))),
+        with(
+            "truncation",
+            json!({"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}),
+        ),
+    ] {
+        let tokenizer = open(&[("tokenizer.json", file)]);
+        assert_eq!(tokenizer.encode("some words", false).unwrap(), want);
+    }
+
+    let dots = json!({"type": "Replace", "pattern": {"String": "."}, "content": ".".repeat(20)});
+    let chain = json!({"type": "Sequence", "normalizers": vec![dots; 8]});
+    let dir = tempfile::tempdir().unwrap();
+    let header = [2u64.to_le_bytes().as_slice(), b"{}"].concat();
+    std::fs::write(dir.path().join("model.safetensors"), header).unwrap();
+    std::fs::write(dir.path().join("config.json"), b"{}").unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), with("normalizer", chain)).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let fault = Tokenizer::of(&checkpoint, None, Vec::new()).unwrap_err();
+    assert_eq!(fault.code(), "tokenizer");
+    assert!(fault.to_string().contains("normalizer"), "{fault}");
 }

@@ -13,7 +13,7 @@ use crate::dims::Solver;
 use crate::refusal::{code, Refusal};
 use crate::roles::{datum, Candidate};
 use crate::seam::{Assumption, Discovery, Seam, SlotWeight, Source, WeightAddress};
-use crate::unsaid::{asked_for_parameters, open_facts, truth, Truth};
+use crate::unsaid::{asked_for_parameters, asked_for_weights, open_facts, truth, Truth};
 
 /// Walks a tree: seams and refusals in module order, structures in the given order at each module.
 pub fn discover(tree: &ModuleTree, specs: &[&Spec]) -> Discovery {
@@ -51,7 +51,10 @@ fn may_be_bare(slots: &Slots) -> Vec<String> {
         AxisRule::Attr { .. } => None,
     });
     let checks = slots.checks.iter().map(|c| &c.that);
-    asked_for_parameters(checks.chain(slots.dims.values()).chain(axes))
+    let mut bare = asked_for_parameters(checks.clone().chain(slots.dims.values()).chain(axes));
+    let weighted = asked_for_weights(checks);
+    bare.retain(|role| !weighted.contains(role));
+    bare
 }
 
 /// Several alternatives of one structure on one path are told apart by their first role.
@@ -94,6 +97,21 @@ fn judge(
     // A candidate that one check refuses is asked the others too, so that it is told all that is wrong with it.
     let mut fell = false;
     let mut open: Vec<String> = Vec::new();
+    let other = slots.closed.as_ref().zip(candidate.beside_roles());
+    if let Some((code, param)) = other {
+        let path = whole(&mut candidate);
+        let reason = format!("`{param}` stands in none of its parts");
+        let expected = format!(
+            "parameters in {} alone",
+            wanted
+                .keys()
+                .map(String::as_str)
+                .collect::<Vec<_>>()
+                .join(", ")
+        );
+        refused.push(Refusal::new(&path, &spec.name, code, reason).expected_found(expected, param));
+        fell = true;
+    }
     for check in &slots.checks {
         if alive.is_empty() {
             return;
@@ -105,6 +123,20 @@ fn judge(
                 Truth::Open(facts) => open.extend(facts),
             }
             continue;
+        }
+        // An attribute that a header leaves open is no reason to refuse by name.
+        if candidate.tree.headers_only
+            && !asks_current(&check.that)
+            && !matches!(eval_bool(&check.that, &candidate), Ok(true))
+        {
+            let attrs = |facts: &[String]| facts.iter().all(|f| f.contains(".attr."));
+            match truth(&check.that, &candidate) {
+                Truth::Open(facts) if attrs(&facts) => {
+                    open.extend(facts);
+                    continue;
+                }
+                _ => {}
+            }
         }
         if asks_current(&check.that) {
             if fell {
@@ -342,6 +374,7 @@ fn emit(
     }
     let weights = weights(spec, slots, wanted, &candidate, &mut assumptions)
         .map_err(|(code, reason)| refuse(code, reason))?;
+    assumptions.extend(shared_input(spec, &weights));
     for role in &candidate.unseen {
         let text = format!(
             "`{role}` is taken to be there without parameters: headers do not show such a module"
@@ -603,6 +636,38 @@ fn weights(
         )
     })?;
     Ok(out)
+}
+
+/// What operations that repeat over slots of several modules take for granted: that one tensor goes into all of them.
+/// Rows of one parameter need no such word.
+fn shared_input(spec: &Spec, weights: &IndexMap<String, SlotWeight>) -> Option<Assumption> {
+    let op = spec.dataflow.ops.iter().find(|op| {
+        let slot = op.inputs.iter().any(|name| name.contains('<'));
+        op.repeat.is_some() && op.refuse.is_some() && slot
+    })?;
+    let inputs = &spec.inputs;
+    let input = op
+        .inputs
+        .iter()
+        .find(|name| inputs.iter().any(|port| port.name == **name))?;
+    let stored = weights.values().filter_map(SlotWeight::stored);
+    let mut paths: Vec<&str> = stored.map(|a| a.path.as_str()).collect();
+    paths.dedup();
+    let [first, rest @ ..] = paths.as_slice() else {
+        return None;
+    };
+    let others: Vec<String> = rest
+        .iter()
+        .filter(|p| *p != first)
+        .map(|p| format!("`{p}`"))
+        .collect();
+    (!others.is_empty()).then(|| Assumption {
+        about: input.clone(),
+        text: format!(
+            "`{first}` and {} are taken to read one tensor `{input}`: only a graph says whether they do",
+            others.join(", ")
+        ),
+    })
 }
 
 /// Dims of a stored weight as its slot reads it.

@@ -89,6 +89,23 @@ impl<'t> Candidate<'t> {
     }
 }
 
+impl Candidate<'_> {
+    /// The first parameter below `own` that stands in no role, by its full name.
+    pub fn beside_roles(&self) -> Option<String> {
+        let within = |path: &str, base: &str| {
+            let rest = path.strip_prefix(base);
+            rest.is_some_and(|r| r.is_empty() || r.starts_with('.'))
+        };
+        let mut below = self.tree.modules().iter();
+        below.find_map(|m| {
+            let own = within(&m.path, &self.own);
+            let role = || self.roles.values().any(|role| within(&m.path, role));
+            let param = m.params.keys().next().filter(|_| own && !role())?;
+            Some(format!("{}.{param}", m.path))
+        })
+    }
+}
+
 impl Facts for Candidate<'_> {
     fn symbol(&self, name: &str) -> Option<Datum> {
         self.dims.get(name).and_then(|n| int(*n as usize))
@@ -177,6 +194,8 @@ pub fn datum(scalar: &Scalar) -> Option<Datum> {
     Some(match scalar {
         Scalar::Flag(b) => Datum::Bool(*b),
         Scalar::Int(i) => Datum::Int(*i),
+        // A whole number is one, however it is written.
+        Scalar::Float(x) if x.fract() == 0.0 && x.abs() < 1e9 => Datum::Int(*x as i64),
         Scalar::Float(x) => Datum::Text(x.to_string()),
         Scalar::Word(w) => Datum::Text(w.clone()),
         Scalar::List(items) => Datum::List(items.iter().filter_map(datum).collect()),

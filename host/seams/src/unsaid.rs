@@ -132,3 +132,26 @@ pub(crate) fn asked_for_parameters<'e>(all: impl Iterator<Item = &'e Expr>) -> V
     }
     asked
 }
+
+/// Roles that the expressions hold to a kind with a weight: without parameters they are none.
+pub(crate) fn asked_for_weights<'e>(all: impl Iterator<Item = &'e Expr>) -> Vec<String> {
+    fn of(e: &Expr, asked: &mut Vec<String>) {
+        match e {
+            Expr::Binary(BinaryOp::And, a, b) => {
+                of(a, asked);
+                of(b, asked);
+            }
+            Expr::Binary(BinaryOp::Eq, a, b) => {
+                if let (Expr::Fact(role, Fact::Kind), Expr::Text(kind)) = (&**a, &**b) {
+                    if WITH_WEIGHT.contains(&kind.as_str()) {
+                        asked.push(role.clone());
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let mut asked = Vec::new();
+    all.for_each(|e| of(e, &mut asked));
+    asked
+}

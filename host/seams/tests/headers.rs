@@ -296,6 +296,39 @@ fn modules_without_parameters_are_assumed_or_refused() {
     assert!(text.contains("residual is taken as plain"), "{text}");
 }
 
+/// A layer norm has a summand; without one, and without a word of the configuration, an RMS norm is taken in words.
+#[test]
+fn a_block_of_layer_norms_is_another_block() {
+    let with = |config: Value, bias: bool| {
+        let mut tensors: Vec<(&str, &[u64])> = vec![
+            ("l.0.self_attn.q_proj.weight", &[512, 512]),
+            ("l.0.mlp.up.weight", &[512, 512]),
+            ("l.0.input_layernorm.weight", &[512]),
+            ("l.0.post_attention_layernorm.weight", &[512]),
+        ];
+        if bias {
+            tensors.push(("l.0.input_layernorm.bias", &[512]));
+            tensors.push(("l.0.post_attention_layernorm.bias", &[512]));
+        }
+        named(config, &tensors)
+    };
+    let said = json!({"model_type": "odd", "rms_norm_eps": 1e-6});
+    let silent = json!({"model_type": "odd", "layer_norm_eps": 1e-6});
+    let found = with(silent.clone(), true);
+    assert!(of(&found, "decoder_block").is_empty());
+    let want = [("l.0".to_string(), "norm_contract".to_string())];
+    assert_eq!(refused(&found, "decoder_block"), want);
+    for (config, in_words) in [(said, false), (silent, true)] {
+        let found = with(config, false);
+        let [seam] = of(&found, "decoder_block")[..] else {
+            panic!("{:?}", found.refused);
+        };
+        assert_eq!(seam.variant["norm"], "rms");
+        let text = assumed(seam);
+        assert_eq!(text.contains("taken as an RMS norm"), in_words, "{text}");
+    }
+}
+
 /// Models of many namings: what is shaped like a structure is a seam or has a reason.
 #[test]
 fn other_namings_are_found_or_refused_by_reason() {
@@ -389,4 +422,64 @@ fn other_namings_are_found_or_refused_by_reason() {
         refused(&found, "decoder_ffn"),
         [("l.0.mlp".to_string(), "projection_not_linear".to_string())]
     );
+}
+
+/// What goes into a state-space mixer is not q, k and v, however it is called.
+#[test]
+fn a_state_space_mixer_is_no_attention() {
+    let mixer: &[(&str, &[u64])] = &[
+        ("l.0.mamba.in_proj.weight", &[3216, 1024]),
+        ("l.0.mamba.out_proj.weight", &[1024, 1536]),
+        ("l.0.mamba.conv1d.weight", &[1664, 1, 4]),
+        ("l.0.mamba.conv1d.bias", &[1664]),
+        ("l.0.mamba.A_log", &[24]),
+        ("l.0.mamba.D", &[24]),
+        ("l.0.mamba.dt_bias", &[24]),
+    ];
+    let small = [&mixer[..2], &mixer[4..5]].concat();
+    for tensors in [mixer, &mixer[..4], small.as_slice()] {
+        let found = named(json!({"model_type": "odd"}), tensors);
+        let seams: Vec<&str> = found.seams.iter().map(|s| s.structure.as_str()).collect();
+        assert!(seams.is_empty(), "{seams:?}");
+        assert!(found.refused.is_empty(), "{:?}", found.refused);
+    }
+}
+
+/// Two products without a gate are another feed-forward.
+#[test]
+fn a_feed_forward_without_gate_is_no_gated_one() {
+    let tensors: &[(&str, &[u64])] = &[
+        ("l.0.ffn.up_proj.weight", &[1024, 256]),
+        ("l.0.ffn.down_proj.weight", &[256, 1024]),
+    ];
+    let found = named(json!({"model_type": "odd"}), tensors);
+    assert!(found.seams.is_empty());
+    assert!(refused(&found, "decoder_ffn").is_empty());
+}
+
+/// An epsilon that no configuration gives is not said; a norm of another kind is another norm.
+#[test]
+fn an_epsilon_that_nobody_says_is_not_in_headers() {
+    let of_norm = |bias: bool, config: Value| {
+        let mut tensors: Vec<(&str, &[u64])> = vec![
+            ("b.0.mlp.fc1.weight", &[512, 128]),
+            ("b.0.mlp.fc1.bias", &[512]),
+            ("b.0.mlp.fc2.weight", &[128, 512]),
+            ("b.0.mlp.fc2.bias", &[128]),
+            ("b.0.norm2.weight", &[128]),
+        ];
+        if bias {
+            tensors.push(("b.0.norm2.bias", &[128]));
+        }
+        named(config, &tensors)
+    };
+    let found = of_norm(true, json!({"model_type": "odd"}));
+    let at = |code: &str| vec![("b.0.mlp".to_string(), code.to_string())];
+    assert_eq!(refused(&found, "vision_ffn"), at("not_in_headers"));
+    let reason = &found.refused.iter().find(|r| r.structure == "vision_ffn");
+    assert!(reason.unwrap().reason.contains("norm.attr.eps"));
+    let said = json!({"model_type": "odd", "layer_norm_eps": 1e-6});
+    assert_eq!(of(&of_norm(true, said.clone()), "vision_ffn").len(), 1);
+    let codes = refused(&of_norm(false, said), "vision_ffn");
+    assert!(codes.contains(&at("norm_contract")[0]), "{codes:?}");
 }

@@ -91,6 +91,12 @@ fn a_post_norm_leaves_the_inner_span_and_says_why() {
     };
     let (graph, l) = place_one(&host, "decoder_ffn", "l.0.mlp");
     assert_eq!(spans(&l), ["ffn"]);
+    // The norm that feeds the products stands outside the span: the graph still says which it is.
+    let norm = l.seam.weights["w_norm"].stored().unwrap();
+    assert_eq!(norm.path, "l.0.pre_feedforward_layernorm");
+    assert!(!norm.hint);
+    assert!(l.seam.assumptions.is_empty(), "{:?}", l.seam.assumptions);
+    assert!(l.corrections.iter().any(|c| c.starts_with("w_norm:")));
     let r = fallen(&l, "block");
     // Of the combinations the one that paired most: the sum is found, what should feed it is not.
     assert_eq!(

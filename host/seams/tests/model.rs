@@ -125,3 +125,22 @@ fn every_seam_of_the_demo_model_has_its_place() {
         - 1;
     assert_eq!(lost("linear_proj"), losers);
 }
+
+/// A family with a norm in front of its feed-forward and one behind it: the graph says which one feeds it.
+#[test]
+fn the_norm_in_front_of_a_feed_forward_is_the_graphs() {
+    let catalog = Catalog::builtin().unwrap();
+    let spec = catalog.get("decoder_ffn").unwrap();
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/families/gemma3");
+    let model = Description::open(&dir).unwrap();
+    let locator = Locator::new(&model.graph);
+    let found = discover(&model.tree, &[spec]);
+    assert!(!found.seams.is_empty());
+    for seam in &found.seams {
+        let l = locator.locate(spec, seam).remove(0);
+        let norm = l.seam.weights["w_norm"].stored().unwrap();
+        let want = format!("{}.pre_feedforward_layernorm", seam.parent);
+        assert_eq!(norm.path, want);
+        assert!(l.seam.assumptions.iter().all(|a| a.about != "w_norm"));
+    }
+}

@@ -1,6 +1,5 @@
 //! `discover`: seams and refusals, from headers only.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -9,7 +8,7 @@ use structures::receipt::RefusalNote;
 use structures::sites;
 use structures_bindings::Bindings;
 use structures_catalog::{Catalog, Kind};
-use structures_graph::ModuleTree;
+use structures_graph::{regular, ModuleTree};
 use structures_models::{Checkpoint, Description, ModelError};
 use structures_seams::Seam;
 
@@ -26,6 +25,7 @@ pub fn run(args: &DiscoverArgs, cx: &Context<'_>) -> Result<u8, Failure> {
     // Why a model that could be looked at cannot be run.
     let mut not_run: Option<String> = None;
     let mut unsought = Vec::new();
+    let mut notes = Vec::new();
     let (seams, refused) = match (&args.model, &args.tree) {
         (_, Some(tree)) => {
             unsought = in_graphs_only(&catalog, &args.structures);
@@ -42,12 +42,13 @@ pub fn run(args: &DiscoverArgs, cx: &Context<'_>) -> Result<u8, Failure> {
                     let tree = outline(&path, e, &mut not_run)?;
                     let (seams, refused) = sites::discover_tree(&catalog, &tree, &args.structures);
                     let unsought = in_graphs_only(&catalog, &args.structures);
-                    report(&seams, &refused, &unsought, not_run.as_deref(), cx);
+                    report(&seams, &refused, &unsought, &notes, not_run.as_deref(), cx);
                     return Ok(0);
                 }
             };
+            notes.clone_from(&description.config.notes);
             let bindings = Bindings::open(&cx.binding_dirs()?, &catalog)?;
-            let survey = structures::host::survey_headers(
+            let survey = structures::host::survey_phases(
                 &catalog,
                 &bindings,
                 &description,
@@ -58,7 +59,7 @@ pub fn run(args: &DiscoverArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         }
         (None, None) => return Err(Failure::usage("no model", "give MODEL or --tree FILE")),
     };
-    report(&seams, &refused, &unsought, None, cx);
+    report(&seams, &refused, &unsought, &notes, None, cx);
     Ok(0)
 }
 
@@ -87,6 +88,7 @@ fn outline(
     if !unknown {
         return Err(fault.into());
     }
+    checkpoint.agrees_with_config()?;
     *not_run = Some(fault.to_string());
     Ok(checkpoint.outline())
 }
@@ -98,6 +100,7 @@ fn report(
     seams: &[Seam],
     refused: &[RefusalNote],
     unsought: &[String],
+    notes: &[String],
     not_run: Option<&str>,
     cx: &Context<'_>,
 ) {
@@ -108,6 +111,9 @@ fn report(
             let rows =
                 rows.map(|s| json!({"structure": s, "code": "needs_graph", "reason": NEEDS_GRAPH}));
             document["not_looked_for"] = rows.collect();
+        }
+        if !notes.is_empty() {
+            document["notes"] = json!(notes);
         }
         if let Some(why) = not_run {
             document["executable"] = json!(false);
@@ -122,6 +128,9 @@ fn report(
         cx.out
             .line(&format!("not looked for: {names}: {NEEDS_GRAPH}"));
     }
+    for note in notes {
+        cx.out.line(&format!("note: {note}"));
+    }
     if let Some(why) = not_run {
         cx.out.line(&format!("cannot be executed: {why}"));
     }
@@ -129,7 +138,7 @@ fn report(
 
 /// A file that cannot be read is no damaged tree.
 fn readable(tree: &Path) -> Result<(), Failure> {
-    let read = File::open(tree).and_then(|mut f| f.read(&mut [0]));
+    let read = regular::open(tree).and_then(|(mut f, _)| f.read(&mut [0]));
     read.map(|_| ()).map_err(|e| {
         Failure::failed(
             "io",

@@ -8,6 +8,7 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 
 use indexmap::IndexMap;
+use structures_graph::regular;
 
 use super::stored::StoredType;
 use super::Entry;
@@ -124,8 +125,8 @@ impl GgufMetadata {
 /// Whether a file starts like a GGUF file.
 pub(super) fn has_magic(path: &Path) -> Result<bool, ModelError> {
     let mut word = [0u8; 4];
-    let mut f =
-        File::open(path).map_err(|e| ModelError::io(path, "open it", e, "check the path"))?;
+    let (mut f, _) =
+        regular::open(path).map_err(|e| ModelError::io(path, "open it", e, "check the path"))?;
     match f.read_exact(&mut word) {
         Ok(()) => Ok(&word == b"GGUF"),
         Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
@@ -135,11 +136,8 @@ pub(super) fn has_magic(path: &Path) -> Result<bool, ModelError> {
 
 /// Reads the header.
 pub(super) fn header(path: &Path) -> Result<(GgufMetadata, Vec<(String, Entry)>), ModelError> {
-    let f = File::open(path).map_err(|e| ModelError::io(path, "open it", e, "check the path"))?;
-    let size = f
-        .metadata()
-        .map_err(|e| ModelError::io(path, "read its size", e, AGAIN))?
-        .len();
+    let (f, size) =
+        regular::open(path).map_err(|e| ModelError::io(path, "open it", e, "check the path"))?;
     let mut r = Reader {
         path,
         inner: BufReader::with_capacity(1 << 20, f),
@@ -185,6 +183,7 @@ pub(super) fn header(path: &Path) -> Result<(GgufMetadata, Vec<(String, Entry)>)
         }
     }
 
+    whole(path, &meta, tensors)?;
     let mut infos = Vec::new();
     for i in 0..tensors {
         let name = r.text(&format!("name of tensor {i}"))?;
@@ -207,10 +206,10 @@ pub(super) fn header(path: &Path) -> Result<(GgufMetadata, Vec<(String, Entry)>)
     let alignment = match meta.get("general.alignment") {
         None => 32,
         Some(v) => match v.as_u64() {
-            Some(a) if a > 0 && a <= 1 << 20 => a,
+            Some(a) if a.is_power_of_two() && a <= 1 << 20 => a,
             _ => {
                 let found = v.brief();
-                return Err(r.bad("general.alignment", "1 to 1048576", found));
+                return Err(r.bad("general.alignment", "a power of two up to 1048576", found));
             }
         },
     };
@@ -264,6 +263,32 @@ pub(super) fn header(path: &Path) -> Result<(GgufMetadata, Vec<(String, Entry)>)
     }
     apart(path, &entries)?;
     Ok((meta, entries))
+}
+
+/// A part of a model that is in several files is no model.
+fn whole(path: &Path, meta: &GgufMetadata, tensors: u64) -> Result<(), ModelError> {
+    let number = |key: &str| meta.get(key).and_then(GgufValue::as_u64);
+    let parts = number("split.count").unwrap_or(1);
+    if parts > 1 {
+        let part = number("split.no").unwrap_or(0).saturating_add(1);
+        return Err(ModelError::unsupported(
+            path,
+            "split.count",
+            "a model in one file",
+            format!("part {part} of {parts}"),
+            "merge the parts with `llama-gguf-split --merge FIRST_PART OUT.gguf` and give OUT.gguf",
+        ));
+    }
+    match number("split.tensors.count") {
+        Some(n) if n != tensors => Err(ModelError::malformed(
+            path,
+            "split.tensors.count",
+            format!("{tensors}, the tensors of the file"),
+            n.to_string(),
+            "the file is a part of a model: merge all parts with `llama-gguf-split --merge`",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// No two tensors share bytes.
@@ -380,5 +405,48 @@ impl Reader<'_> {
             12 => Float(f64::from_le_bytes(self.bytes(key)?)),
             other => return Err(self.bad(key, "a value type of 0 to 12", other.to_string())),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file without tensors that has these numbers.
+    fn read(pairs: &[(&str, u32)]) -> Result<(), String> {
+        let mut bytes = b"GGUF".to_vec();
+        bytes.extend(3u32.to_le_bytes());
+        bytes.extend(0u64.to_le_bytes());
+        bytes.extend((pairs.len() as u64).to_le_bytes());
+        for (key, value) in pairs {
+            bytes.extend((key.len() as u64).to_le_bytes());
+            bytes.extend(key.as_bytes());
+            bytes.extend(4u32.to_le_bytes());
+            bytes.extend(value.to_le_bytes());
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("m-00001-of-00002.gguf");
+        std::fs::write(&file, bytes).unwrap();
+        header(&file).map(|_| ()).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_part_of_a_model_is_refused() {
+        read(&[]).unwrap();
+        read(&[("split.count", 1), ("split.no", 0)]).unwrap();
+        let why = read(&[("split.no", 1), ("split.count", 2)]).unwrap_err();
+        for word in ["m-00001-of-00002.gguf", "part 2 of 2", "--merge"] {
+            assert!(why.contains(word), "{why}");
+        }
+        let why = read(&[("split.tensors.count", 3)]).unwrap_err();
+        assert!(why.contains("split.tensors.count"), "{why}");
+    }
+
+    #[test]
+    fn an_alignment_is_a_power_of_two() {
+        for (alignment, good) in [(0, false), (3, false), (33, false), (1, true), (64, true)] {
+            let found = read(&[("general.alignment", alignment)]);
+            assert_eq!(found.is_ok(), good, "{alignment}: {found:?}");
+        }
     }
 }

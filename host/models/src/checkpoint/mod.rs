@@ -4,7 +4,6 @@
 //! position, when somebody asks. It knows names, shapes and stored types, not what they mean: that is the family's.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
@@ -12,7 +11,9 @@ use candle_core::{Device, Tensor};
 use indexmap::IndexMap;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
+use structures_graph::regular;
 
+mod agree;
 mod compressed;
 mod gguf;
 mod outline;
@@ -26,6 +27,7 @@ use stored::{first_non_finite, StoredType};
 
 use crate::ModelError;
 
+const APART: &str = "index and shards do not belong together: get both again";
 /// How files that hold weights end, and those that say which of them holds which.
 const WEIGHTS: &str = ".safetensors";
 const INDEX: &str = ".safetensors.index.json";
@@ -113,8 +115,8 @@ impl Checkpoint {
             _ => "give a directory with config.json and safetensors, or a .gguf file",
         };
         let mut start = [0u8; 4];
-        let n = File::open(path)
-            .and_then(|mut f| f.read(&mut start))
+        let n = regular::open(path)
+            .and_then(|(mut f, _)| f.read(&mut start))
             .map_err(|e| ModelError::io(path, "read it", e, help))?;
         Err(ModelError::malformed(
             path,
@@ -186,9 +188,23 @@ impl Checkpoint {
                         Some(file) => format!("it in `{}`", file.display()),
                         None => "it in no shard".into(),
                     },
-                    "index and shards do not belong together: get both again",
+                    APART,
                 ));
             }
+        }
+        if let Some((tensor, e)) = self
+            .tensors
+            .iter()
+            .find(|(t, _)| !index.map.contains_key(*t))
+        {
+            let found = format!("it in `{}`", self.files[e.file].display());
+            return Err(ModelError::tensor(
+                index_path,
+                tensor,
+                "no tensor in the shards that the index does not name",
+                found,
+                APART,
+            ));
         }
         Ok(())
     }
@@ -342,7 +358,7 @@ impl Checkpoint {
         let entry = self.entry(name)?;
         let file = &self.files[entry.file];
         let mut bytes = vec![0u8; entry.bytes];
-        let read = File::open(file).and_then(|mut f| {
+        let read = regular::open(file).and_then(|(mut f, _)| {
             f.seek(SeekFrom::Start(entry.offset))?;
             f.read_exact(&mut bytes)
         });
@@ -360,8 +376,7 @@ impl Checkpoint {
         let mut sha = Sha256::new();
         for file in &self.files {
             let io = |e| ModelError::io(file, "hash it", e, "check the file's permissions");
-            let f = File::open(file).map_err(io)?;
-            let size = f.metadata().map_err(io)?.len();
+            let (f, size) = regular::open(file).map_err(io)?;
             let mut head = Vec::new();
             f.take(64 * 1024).read_to_end(&mut head).map_err(io)?;
             sha.update(&head);
@@ -378,13 +393,12 @@ impl Checkpoint {
         let mut sha = Sha256::new();
         for (name, file) in self.parts() {
             let io = |e| ModelError::io(&file, "digest it", e, "check the file's permissions");
-            let mut f = File::open(&file).map_err(io)?;
-            let size = f.metadata().map_err(io)?.len();
+            let (f, size) = regular::open(&file).map_err(io)?;
             // Lengths in front of name and bytes: no two lists of files give the same stream.
             sha.update((name.len() as u64).to_le_bytes());
             sha.update(&name);
             sha.update(size.to_le_bytes());
-            let read = std::io::copy(&mut f, &mut sha).map_err(io)?;
+            let read = std::io::copy(&mut f.take(size.saturating_add(1)), &mut sha).map_err(io)?;
             if read != size {
                 let help = "the file changed while it was read: try again";
                 return Err(ModelError::malformed(
@@ -517,19 +531,16 @@ const MAX_JSON: u64 = 32 << 20;
 
 /// Reads a JSON document with at most so many values, counted before anything is made of it.
 fn read_small(path: &Path, values: usize, help: &str) -> Result<String, ModelError> {
-    let size = std::fs::metadata(path).map_err(|e| ModelError::io(path, "read it", e, help))?;
-    let text = match size.len() {
-        n if n > MAX_JSON => {
-            let expected = format!("at most {MAX_JSON} bytes");
-            return Err(ModelError::malformed(
-                path,
-                "size",
-                expected,
-                n.to_string(),
-                help,
-            ));
-        }
-        _ => std::fs::read_to_string(path).map_err(|e| ModelError::io(path, "read it", e, help))?,
+    let io = |e| ModelError::io(path, "read it", e, help);
+    let bytes = regular::read(path, MAX_JSON).map_err(io)?.map_err(|n| {
+        let expected = format!("at most {MAX_JSON} bytes");
+        ModelError::malformed(path, "size", expected, n.to_string(), help)
+    })?;
+    let text = String::from_utf8(bytes)
+        .map_err(|e| io(std::io::Error::new(std::io::ErrorKind::InvalidData, e)))?;
+    let text = match text.strip_prefix('\u{feff}') {
+        Some(rest) => rest.to_string(),
+        None => text,
     };
     let found = text
         .bytes()
@@ -548,10 +559,40 @@ fn read_small(path: &Path, values: usize, help: &str) -> Result<String, ModelErr
     Ok(text)
 }
 
-/// Reads a JSON file that holds one object.
+/// Numbers that JSON has no word for and other writers write all the same.
+const BARE_WORDS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+
+/// Those numbers as texts: who asks for the value of such a key gets no number, and everybody else reads on.
+fn quote_bare_words(text: String) -> String {
+    if !BARE_WORDS.iter().any(|word| text.contains(word)) {
+        return text;
+    }
+    let mut out = String::with_capacity(text.len() + 64);
+    let (mut rest, mut inside) = (text.as_str(), false);
+    while let Some(c) = rest.chars().next() {
+        let word = BARE_WORDS.iter().find(|w| rest.starts_with(**w));
+        if let Some(word) = word.filter(|_| !inside) {
+            out.extend(["\"", word, "\""]);
+            rest = &rest[word.len()..];
+            continue;
+        }
+        let mut n = c.len_utf8();
+        match c {
+            '"' => inside = !inside,
+            '\\' if inside => n += rest[1..].chars().next().map_or(0, char::len_utf8),
+            _ => {}
+        }
+        out.push_str(&rest[..n]);
+        rest = &rest[n..];
+    }
+    out
+}
+
+/// Reads a JSON file that holds one object, whether or not it begins with a mark of its encoding, and with numbers that
+/// are none as texts.
 pub(crate) fn read_json_object(path: &Path) -> Result<serde_json::Map<String, Json>, ModelError> {
     let help = "a model directory needs it: save the model with its configuration";
-    let text = read_small(path, MAX_VALUES, help)?;
+    let text = quote_bare_words(read_small(path, MAX_VALUES, help)?);
     serde_json::from_str(&text).map_err(|e| {
         let help = "correct the file or get it again";
         ModelError::malformed(path, "content", "a JSON object", e.to_string(), help)
@@ -561,6 +602,34 @@ pub(crate) fn read_json_object(path: &Path) -> Result<serde_json::Map<String, Js
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bare_words_are_texts_and_texts_stay() {
+        let text = r#"{"a":NaN,"b":[-Infinity,Infinity],"c":"NaN \" Infinity","NaN\\":1}"#;
+        let quoted = r#"{"a":"NaN","b":["-Infinity","Infinity"],"c":"NaN \" Infinity","NaN\\":1}"#;
+        assert_eq!(quote_bare_words(text.into()), quoted);
+        let dir = directory(&[("config.json", format!("\u{feff}{text}").into_bytes())]);
+        let read = read_json_object(&dir.path().join("config.json")).unwrap();
+        assert_eq!(read["b"], serde_json::json!(["-Infinity", "Infinity"]));
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused() {
+        let plain = [
+            ("config.json", b"{}".to_vec()),
+            ("model.safetensors", weights("a", &[1])),
+        ];
+        for (name, _) in &plain {
+            let dir = directory(&plain);
+            let file = dir.path().join(name);
+            std::fs::remove_file(&file).unwrap();
+            std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
+            let why = Checkpoint::open(dir.path()).unwrap_err().to_string();
+            assert!(why.contains("regular file") && why.contains(name), "{why}");
+        }
+        let why = Checkpoint::open(Path::new("/dev/zero")).unwrap_err();
+        assert!(why.to_string().contains("regular file"), "{why}");
+    }
 
     const MAIN_INDEX: &str = "model.safetensors.index.json";
 

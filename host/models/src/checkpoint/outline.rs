@@ -57,6 +57,11 @@ const GATE_UP: [&str; 2] = ["gate_up_proj", "gate_up"];
 const QKV: [&str; 1] = ["qkv_proj"];
 const QKV_BY_NAME: [&str; 4] = ["qkv", "Wqkv", "wqkv_fused", "c_attn"];
 const QKV_DOUBTFUL: [&str; 3] = ["query_key_value", "in_proj", "wqkv"];
+/// What stands beside a projection into a state-space mixer: its parameters, and its modules.
+const STATE_SPACE: [&str; 3] = ["A_log", "D", "dt_bias"];
+const STATE_SPACE_MODULES: [&str; 3] = ["conv1d", "dt_proj", "x_proj"];
+/// The key of a GGUF whose norms divide by the mean of squares.
+const SQUARE: &str = "attention.layer_norm_rms_epsilon";
 /// What a module of another framework calls a parameter that holds them.
 const QKV_PARAMS: [(&str, &str); 2] = [("in_proj_weight", "weight"), ("in_proj_bias", "bias")];
 
@@ -76,11 +81,7 @@ impl Checkpoint {
     pub fn outline(&self) -> ModuleTree {
         let mut modules: IndexMap<String, Module> = IndexMap::new();
         for tensor in self.tensor_infos() {
-            let name = tensor.name.as_str();
-            let (path, param) = match &self.metadata {
-                Metadata::Config(_) => of_other_framework(split(name)),
-                Metadata::Gguf(_) => self.published(name),
-            };
+            let (path, param) = self.place(&tensor.name);
             let module = modules.entry(path.clone()).or_insert_with(|| other(&path));
             let info = ParamInfo {
                 dims: tensor.dims,
@@ -94,13 +95,16 @@ impl Checkpoint {
         }
         let mut assumed = IndexMap::new();
         for module in modules.values() {
-            if module.kind == Some(ModuleKind::LayerNorm) {
-                let text = format!(
-                    "`{}` is taken to norm rows, by its name: a norm of groups has the same header",
-                    module.path
-                );
-                assumed.insert(module.path.clone(), text);
-            }
+            let text = match module.kind {
+                Some(ModuleKind::LayerNorm) => {
+                    "is taken to norm rows, by its name: a norm of groups has the same header"
+                }
+                Some(ModuleKind::RmsNorm) if !said.norms_by_square(&module.path) => {
+                    "is taken as an RMS norm: a layer norm without a summand has the same header"
+                }
+                _ => continue,
+            };
+            assumed.insert(module.path.clone(), format!("`{}` {text}", module.path));
         }
         let slices = take_apart(&mut modules, &said, &mut assumed);
         name_activations(&mut modules, &said);
@@ -113,6 +117,14 @@ impl Checkpoint {
         tree.headers_only = true;
         tree.assumed = assumed;
         tree
+    }
+
+    /// The module and the parameter that a tensor is.
+    pub(super) fn place(&self, tensor: &str) -> (String, String) {
+        match &self.metadata {
+            Metadata::Config(_) => of_other_framework(split(tensor)),
+            Metadata::Gguf(_) => self.published(tensor),
+        }
     }
 
     /// Published path and parameter of a tensor of a GGUF; what has no other name keeps its own.
@@ -213,11 +225,12 @@ fn shape(module: &mut Module, said: &Said<'_>) {
         }
         [_] if module.params.contains_key("running_mean") => ModuleKind::Other,
         [n] if norm => {
-            let kind = match bias {
+            let rows = bias || said.norms_by_mean();
+            let kind = match rows {
                 true => ModuleKind::LayerNorm,
                 false => ModuleKind::RmsNorm,
             };
-            if bias {
+            if rows {
                 attr("normalized_shape", Scalar::List(vec![int(*n)]));
             }
             if let Some(eps) = said.epsilon(&module.path) {
@@ -244,7 +257,7 @@ fn shape(module: &mut Module, said: &Said<'_>) {
 }
 
 /// Whether the stored elements are the weight's own, not codes packed into words.
-fn values(dtype: &str) -> bool {
+pub(super) fn values(dtype: &str) -> bool {
     !matches!(
         dtype,
         "bool" | "u8" | "i8" | "u16" | "i16" | "u32" | "i32" | "u64" | "i64" | "c64"
@@ -262,6 +275,15 @@ fn columns(module: &Module) -> Option<usize> {
         (Some([rows, columns]), Some([bias])) if bias == columns && bias != rows => Some(*columns),
         _ => None,
     }
+}
+
+/// Whether a module mixes by a state space: what it projects is no q, k and v.
+fn state_space(modules: &IndexMap<String, Module>, base: &str) -> bool {
+    let own = modules
+        .get(base)
+        .is_some_and(|m| STATE_SPACE.iter().any(|p| m.params.contains_key(*p)));
+    let child = |name: &str| modules.contains_key(format!("{base}.{name}").as_str());
+    own || STATE_SPACE_MODULES.iter().any(|name| child(name))
 }
 
 /// Adds the modules whose rows stand in another one's parameter.
@@ -284,6 +306,9 @@ fn take_apart(
             None => (*rows, *width, false),
         };
         let name = last(&whole.path);
+        if name == "in_proj" && state_space(modules, parent_path(&whole.path)) {
+            continue;
+        }
         let of_name = |names: &[&str]| names.contains(&name);
         let (parts, doubt): (Vec<(&str, usize)>, Option<String>) = match name {
             _ if of_name(&GATE_UP) && rows % 2 == 0 => {
@@ -540,11 +565,23 @@ impl<'a> Said<'a> {
             "norm_epsilon",
             "eps",
         ];
-        let keys = [
-            "attention.layer_norm_rms_epsilon",
-            "attention.layer_norm_epsilon",
-        ];
+        let keys = [SQUARE, "attention.layer_norm_epsilon"];
         keys.iter().find_map(|key| self.number(path, &names, key))
+    }
+
+    /// Whether a GGUF says that its norms take the mean away: it has an epsilon for each kind of norm.
+    fn norms_by_mean(&self) -> bool {
+        let Metadata::Gguf(meta) = self.metadata else {
+            return false;
+        };
+        let mean = gguf_number(meta, "attention.layer_norm_epsilon");
+        mean.is_some() && gguf_number(meta, SQUARE).is_none()
+    }
+
+    /// Whether it says that norms divide by the mean of squares.
+    fn norms_by_square(&self, path: &str) -> bool {
+        self.number(path, &["rms_norm_eps", "rms_norm_epsilon"], SQUARE)
+            .is_some()
     }
 
     fn activation(&self, path: &str) -> Option<String> {

@@ -4,13 +4,13 @@
 //! whole file in memory and does not say which tensor is wrong.
 
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use indexmap::IndexMap;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use structures_graph::regular;
 
 use super::stored::StoredType;
 use super::Entry;
@@ -48,7 +48,8 @@ impl<'de> Deserialize<'de> for RawHeader {
                 let mut rows = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
-                        map.next_value::<serde::de::IgnoredAny>()?;
+                        map.next_value::<Option<IndexMap<String, String>>>()
+                            .map_err(|e| A::Error::custom(format!("`{name}`: {e}")))?;
                         rows.push((name, None));
                     } else {
                         // The format's reader does not say whose value it is.
@@ -72,8 +73,7 @@ impl<'de> Deserialize<'de> for RawHeader {
 /// Reads the header of one file; entries point into it as file number `file`.
 pub(super) fn header(path: &Path, file: usize) -> Result<Vec<(String, Entry)>, ModelError> {
     let io = |doing: &str, e| ModelError::io(path, doing, e, AGAIN);
-    let mut f = File::open(path).map_err(|e| io("open it", e))?;
-    let size = f.metadata().map_err(|e| io("read its size", e))?.len();
+    let (mut f, size) = regular::open(path).map_err(|e| io("open it", e))?;
     let mut word = [0u8; 8];
     if size < 8 {
         return Err(ModelError::malformed(
@@ -133,7 +133,15 @@ pub(super) fn header(path: &Path, file: usize) -> Result<Vec<(String, Entry)>, M
             ));
         }
     }
-    let end = spans.iter().map(|s| s.1).max().unwrap_or(0);
+    let mut end = 0;
+    for (from, to, name) in &spans {
+        if *from > end {
+            let expected = format!("data from byte {end} on, where the one before it ends");
+            let found = format!("a hole up to byte {from}");
+            return Err(ModelError::tensor(path, name, expected, found, AGAIN));
+        }
+        end = end.max(*to);
+    }
     if data > end {
         return Err(ModelError::malformed(
             path,

@@ -69,6 +69,7 @@ pub(crate) fn params(
         .collect();
     no_layer_is_left_over(checkpoint, config, &root, &unused, gguf)?;
     no_bias_is_left_over(checkpoint, config, &root, &unused, gguf)?;
+    nothing_is_left_over_in_a_layer(checkpoint, config, &root, &unused, gguf)?;
     if let Some(first) = unused.first() {
         let note = format!(
             "{} tensors that the model does not read, `{first}` first",
@@ -129,6 +130,37 @@ fn no_bias_is_left_over(
             "correct the config (attention_bias, mlp_bias), or get both again",
         )),
     }
+}
+
+/// What layers may hold that changes no number here: scales of a cache that is not kept in eight bits.
+const UNREAD_IN_LAYERS: [&str; 4] = ["k_scale", "v_scale", "q_scale", "prob_scale"];
+
+/// Another norm, a gate, an adapter: whatever a layer holds beside what the family knows was there for a reason.
+fn nothing_is_left_over_in_a_layer(
+    checkpoint: &Checkpoint,
+    config: &DecoderConfig,
+    root: &str,
+    unused: &[String],
+    gguf: bool,
+) -> Result<(), ModelError> {
+    let read = |name: &&String| {
+        let param = name.rsplit('.').next().unwrap_or(name);
+        UNREAD_IN_LAYERS.contains(&param) || names::layer_of(root, name, gguf).is_none()
+    };
+    let Some(name) = unused.iter().find(|name| !read(name)) else {
+        return Ok(());
+    };
+    let dims = checkpoint.tensor_info(name).map(|t| t.dims);
+    Err(ModelError::tensor(
+        checkpoint.path(),
+        name,
+        format!(
+            "only parameters that the layers of a {} have",
+            config.model_type
+        ),
+        format!("one of another name, shape {:?}", dims.unwrap_or_default()),
+        "without it the model would answer wrongly: correct the config's model_type, or save the model without it",
+    ))
 }
 
 /// A linear module: path below its parent, output and input width, bias.

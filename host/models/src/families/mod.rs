@@ -122,9 +122,12 @@ pub fn describe(checkpoint: &Checkpoint) -> Result<(&'static dyn Family, Bluepri
     let help =
         "this version cannot run the model: `structures discover --tree` reads a dump of any other";
     let Some(kind) = kind else {
-        return Err(ModelError::malformed(
-            &path, item, expected, "nothing", help,
-        ));
+        let found = match checkpoint.metadata() {
+            Metadata::Config(map) => map.get(item).map(|v| v.to_string()),
+            Metadata::Gguf(meta) => meta.get(item).map(|v| v.brief()),
+        };
+        let found = found.unwrap_or_else(|| "nothing".into());
+        return Err(ModelError::malformed(&path, item, expected, found, help));
     };
     for family in FAMILIES {
         let kinds = match checkpoint.metadata() {

@@ -4,17 +4,22 @@
 //! `strftime_now` (which gives no date: a text must not depend on the day), `tojson`. A template is somebody else's
 //! program, so it may use only so much fuel.
 
+use std::io;
 use std::path::Path;
 
 use minijinja::{Environment, Error, ErrorKind};
 use serde::Serialize;
 use serde_json::Value;
+use structures_graph::regular;
 
 use crate::checkpoint::read_json_object;
 use crate::ModelError;
 
 /// Steps a template may take: the longest published ones take a few thousand for ten messages.
 const FUEL: u64 = 5_000_000;
+
+/// Bytes of a template's own file: the longest published ones have 30 KB.
+const MAX_TEMPLATE: u64 = 16 << 20;
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -38,14 +43,17 @@ impl Message {
 /// The template of a directory: `tokenizer_config.json` holds one or a list of named ones; a file of its own is newer.
 pub(super) fn template(dir: &Path) -> Result<Option<String>, ModelError> {
     let own = dir.join("chat_template.jinja");
-    if own.is_file() {
-        let help = "get the file again";
-        return std::fs::read_to_string(&own)
-            .map(Some)
-            .map_err(|e| ModelError::io(&own, "read it", e, help));
+    if own.exists() {
+        let failed = |e| ModelError::io(&own, "read it", e, "get the file again");
+        let bad = |text: String| failed(io::Error::new(io::ErrorKind::InvalidData, text));
+        let bytes = regular::read(&own, MAX_TEMPLATE)
+            .map_err(failed)?
+            .map_err(|n| bad(format!("expected at most {MAX_TEMPLATE} bytes, found {n}")))?;
+        let text = String::from_utf8(bytes).map_err(|e| bad(e.to_string()))?;
+        return Ok(Some(text));
     }
     let config = dir.join("tokenizer_config.json");
-    if !config.is_file() {
+    if !config.exists() {
         return Ok(None);
     }
     let map = read_json_object(&config)?;

@@ -6,11 +6,14 @@
 
 use std::path::{Path, PathBuf};
 
+use structures_graph::regular;
+
 use crate::checkpoint::{Checkpoint, Metadata};
 use crate::config::DecoderConfig;
 use crate::ModelError;
 
 mod chat;
+mod growth;
 mod pieces;
 mod splits;
 mod vocabulary;
@@ -62,7 +65,7 @@ impl Tokenizer {
         let (inner, path, chat_template) = match checkpoint.metadata() {
             Metadata::Config(_) => {
                 let path = checkpoint.path().join("tokenizer.json");
-                if !path.is_file() {
+                if !path.exists() {
                     return Ok(None);
                 }
                 let inner = Inner::Published(Box::new(published(&path)?));
@@ -228,19 +231,32 @@ impl TextStream<'_> {
 /// Reads a `tokenizer.json`. Its fault names the file; a panic in its reader is a fault too.
 fn published(path: &Path) -> Result<tokenizers::Tokenizer, ModelError> {
     let help = "get the file again, it must be a tokenizer.json";
-    let size =
-        std::fs::metadata(path).map_err(|e| ModelError::io(path, "read its size", e, help))?;
-    if size.len() > MAX_BYTES {
-        let reason = format!("expected at most {MAX_BYTES} bytes, found {}", size.len());
-        return Err(fault(path, reason, help));
-    }
-    let bytes = std::fs::read(path).map_err(|e| ModelError::io(path, "read it", e, help))?;
+    let bytes = regular::read(path, MAX_BYTES)
+        .map_err(|e| ModelError::io(path, "read it", e, help))?
+        .map_err(|n| {
+            let reason = format!("expected at most {MAX_BYTES} bytes, found {n}");
+            fault(path, reason, help)
+        })?;
     let read = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(&bytes));
     match read {
-        Ok(Ok(t)) => Ok(t),
+        Ok(Ok(t)) => fit(t).map_err(|reason| fault(path, reason, help)),
         Ok(Err(e)) => Err(fault(path, e.to_string(), help)),
         Err(_) => Err(fault(path, "its parts contradict each other", help)),
     }
+}
+
+/// A tokenizer that takes memory in proportion to its text: without padding and truncation, which are for batches that
+/// are trained on (a host that generates never pads and never cuts a prompt), and with rewriting that is bounded.
+fn fit(mut t: tokenizers::Tokenizer) -> Result<tokenizers::Tokenizer, String> {
+    t.with_padding(None);
+    t.with_truncation(None).map_err(|e| e.to_string())?;
+    let json = |part: serde_json::Result<serde_json::Value>| part.map_err(|e| e.to_string());
+    growth::check(
+        "normalizer",
+        &json(serde_json::to_value(t.get_normalizer()))?,
+    )?;
+    growth::check("decoder", &json(serde_json::to_value(t.get_decoder()))?)?;
+    Ok(t)
 }
 
 /// What the library answers. A file whose parts contradict each other may read and only panic when it is used.

@@ -7,6 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
+use indexmap::IndexMap;
 use tokenizers::models::bpe::{Vocab, BPE};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::sequence::Sequence;
@@ -41,7 +42,13 @@ const ENDS: &[&str] = &[
 /// Models, by a part of their name in the file, whose whole tokens take the spaces behind them away; these do not.
 const TRIMMING: [&str; 2] = ["phi-3", "phi3"];
 const KEEP_SPACES: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+/// The one that takes the spaces in front of it away, under these names of pre-tokenizers.
+const MASK: &str = "<mask>";
+const MASKING: [&str; 3] = ["jina-v2-de", "jina-v2-es", "jina-v2-code"];
 const ASCII_SPACES: [char; 6] = [' ', '\t', '\n', '\x0b', '\x0c', '\r'];
+
+/// Tokens that the file names.
+const NAMED: [&str; 5] = ["bos", "eos", "unknown", "seperator", "sep"];
 
 /// What a token is, by the number in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +87,8 @@ pub(super) struct Vocabulary {
     whole: Vec<u32>,
     /// Tokens kept whole that take the spaces behind them away.
     trims: HashSet<u32>,
+    /// The one that takes the spaces in front of it away.
+    trims_before: Option<u32>,
     cutter: Cutter,
     unknown: Option<u32>,
     before: Option<u32>,
@@ -172,11 +181,16 @@ pub(super) fn read(path: &Path, meta: &GgufMetadata) -> Result<Option<Vocabulary
         }
         _ => HashSet::new(),
     };
+    let masked = meta.text("tokenizer.ggml.pre");
+    let masked = masked.is_some_and(|pre| MASKING.iter().any(|part| pre.contains(part)));
+    let mut masks = whole.iter().copied();
+    let trims_before = masks.find(|id| masked && tokens[*id as usize] == MASK);
     let known = |id: u32| ((id as usize) < tokens.len()).then_some(id);
-    let id = |key: &str| {
-        meta.id(&format!("tokenizer.ggml.{key}_token_id"))
-            .and_then(known)
-    };
+    let mut named = IndexMap::new();
+    for key in NAMED {
+        named.insert(key, named_token(path, meta, key, tokens.len())?);
+    }
+    let id = |key: &str| named.get(key).copied().flatten();
     let worded = matches!(cutter, Cutter::Words(_));
     let before = worded || flag("add_bos_token").unwrap_or(defaults.add_bos);
     let after = worded || flag("add_eos_token").unwrap_or(false);
@@ -199,9 +213,33 @@ pub(super) fn read(path: &Path, meta: &GgufMetadata) -> Result<Option<Vocabulary
         kinds,
         whole,
         trims,
+        trims_before,
         cutter,
         tokens,
     }))
+}
+
+/// The token that a key names.
+fn named_token(
+    path: &Path,
+    meta: &GgufMetadata,
+    key: &str,
+    tokens: usize,
+) -> Result<Option<u32>, ModelError> {
+    let key = format!("tokenizer.ggml.{key}_token_id");
+    let Some(value) = meta.get(&key) else {
+        return Ok(None);
+    };
+    match meta.id(&key) {
+        // How a writer says that there is none.
+        Some(u32::MAX) => Ok(None),
+        Some(id) if (id as usize) < tokens => Ok(Some(id)),
+        _ => {
+            let found = value.brief();
+            let reason = format!("{key}: expected a token below {tokens}, found {found}");
+            Err(fault(path, reason, AGAIN))
+        }
+    }
 }
 
 /// A part of a text: still text, or a token that stood in it.
@@ -240,15 +278,18 @@ impl Vocabulary {
                     next.push(part);
                     continue;
                 };
-                for (i, piece) in text.split(token).enumerate() {
+                let last = text.matches(token).count();
+                for (i, mut piece) in text.split(token).enumerate() {
                     if i > 0 {
                         next.push(Part::Token(*id));
                     }
-                    let trimmed = i > 0 && self.trims.contains(id);
-                    next.push(Part::Text(match trimmed {
-                        true => piece.trim_start_matches(ASCII_SPACES),
-                        false => piece,
-                    }));
+                    if i > 0 && self.trims.contains(id) {
+                        piece = piece.trim_start_matches(ASCII_SPACES);
+                    }
+                    if i < last && self.trims_before == Some(*id) {
+                        piece = piece.trim_end_matches(ASCII_SPACES);
+                    }
+                    next.push(Part::Text(piece));
                 }
             }
             parts = next;
@@ -364,26 +405,32 @@ fn byte_level(c: char) -> Option<u8> {
 }
 
 fn kinds(path: &Path, meta: &GgufMetadata, tokens: &[&str]) -> Result<Vec<Kind>, ModelError> {
-    let types = meta.list("tokenizer.ggml.token_type").unwrap_or(&[]);
+    let key = "tokenizer.ggml.token_type";
+    let types = match meta.get(key) {
+        None => &[][..],
+        Some(GgufValue::List(types)) => types,
+        Some(other) => {
+            let found = other.brief();
+            let reason = format!("{key}: expected a list of numbers, found {found}");
+            return Err(fault(path, reason, AGAIN));
+        }
+    };
     if !types.is_empty() && types.len() != tokens.len() {
-        let reason = format!(
-            "tokenizer.ggml.token_type: expected {} entries, found {}",
-            tokens.len(),
-            types.len()
-        );
+        let (expected, found) = (tokens.len(), types.len());
+        let reason = format!("{key}: expected {expected} entries, found {found}");
         return Err(fault(path, reason, AGAIN));
     }
-    Ok(tokens
-        .iter()
-        .enumerate()
-        .map(
-            |(i, token)| match types.get(i).and_then(GgufValue::as_u64) {
-                _ if ENDS.contains(token) => Kind::Whole,
-                Some(number) => Kind::from_file(number),
-                None => Kind::Normal,
-            },
-        )
-        .collect())
+    let kind = |(i, token): (usize, &&str)| match types.get(i).map(|t| (t, t.as_u64())) {
+        Some((other, None)) => {
+            let found = other.brief();
+            let reason = format!("{key}[{i}]: expected a number of at least 0, found {found}");
+            Err(fault(path, reason, AGAIN))
+        }
+        _ if ENDS.contains(token) => Ok(Kind::Whole),
+        Some((_, Some(number))) => Ok(Kind::from_file(number)),
+        None => Ok(Kind::Normal),
+    };
+    tokens.iter().enumerate().map(kind).collect()
 }
 
 /// The byte-level kind, and whether texts begin with the first token when the file does not say.
@@ -427,18 +474,20 @@ fn merges_of(
 fn scores(path: &Path, meta: &GgufMetadata, expected: usize) -> Result<Vec<f32>, ModelError> {
     let key = "tokenizer.ggml.scores";
     let list = meta.list(key).unwrap_or(&[]);
-    let scores: Option<Vec<f32>> = list
-        .iter()
-        .map(|v| v.as_f64().map(|x| x as f32).filter(|x| !x.is_nan()))
-        .collect();
-    match scores {
-        Some(scores) if scores.len() == expected => Ok(scores),
-        _ => {
-            let found = list.len();
-            let reason = format!("{key}: expected {expected} numbers, found {found} values");
-            Err(fault(path, reason, AGAIN))
-        }
+    if list.len() != expected {
+        let found = list.len();
+        let reason = format!("{key}: expected {expected} numbers, found {found} values");
+        return Err(fault(path, reason, AGAIN));
     }
+    let number = |(i, v): (usize, &GgufValue)| {
+        let number = v.as_f64().map(|x| x as f32).filter(|x| !x.is_nan());
+        number.ok_or_else(|| {
+            let found = v.brief();
+            let reason = format!("{key}[{i}]: expected a number, found {found}");
+            fault(path, reason, AGAIN)
+        })
+    };
+    list.iter().enumerate().map(number).collect()
 }
 
 fn texts<'a>(path: &Path, meta: &'a GgufMetadata, key: &str) -> Result<Vec<&'a str>, ModelError> {
@@ -532,6 +581,64 @@ mod tests {
         short.values.insert("tokenizer.ggml.scores".into(), one);
         let message = read(path, &short).err().unwrap().to_string();
         assert!(message.contains("tokenizer.ggml.scores"), "{message}");
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_vocabulary_is_named() {
+        let pieces = [("<u>", 0.0, 3), ("a", 0.0, 1), ("b", -1.0, 1)];
+        let refused = |key: &str, value: GgufValue| {
+            let mut bad = meta(&pieces, true);
+            bad.values.insert(format!("tokenizer.ggml.{key}"), value);
+            read(Path::new("m.gguf"), &bad).err().map(|e| e.to_string())
+        };
+        let kinds = |last: GgufValue| {
+            GgufValue::List(vec![GgufValue::Unsigned(1), GgufValue::Unsigned(1), last])
+        };
+        let floats = |last: f64| GgufValue::List([0.0, 0.0, last].map(GgufValue::Float).to_vec());
+        for (key, value, words) in [
+            (
+                "bos_token_id",
+                GgufValue::Unsigned(3),
+                "bos_token_id: expected a token below 3, found 3",
+            ),
+            (
+                "eos_token_id",
+                GgufValue::Text("b".into()),
+                "eos_token_id: expected a token below 3",
+            ),
+            (
+                "unknown_token_id",
+                GgufValue::Signed(-7),
+                "unknown_token_id: expected a token below 3",
+            ),
+            (
+                "token_type",
+                GgufValue::Unsigned(1),
+                "token_type: expected a list of numbers",
+            ),
+            (
+                "token_type",
+                kinds(GgufValue::Text("x".into())),
+                "token_type[2]: expected a number",
+            ),
+            (
+                "token_type",
+                GgufValue::List(vec![GgufValue::Unsigned(1)]),
+                "token_type: expected 3 entries, found 1",
+            ),
+            (
+                "scores",
+                floats(f64::NAN),
+                "scores[2]: expected a number, found NaN",
+            ),
+        ] {
+            let message = refused(key, value).unwrap_or_default();
+            assert!(message.contains(words), "{message} lacks {words}");
+        }
+        // A writer's way to say that there is none.
+        let none = GgufValue::Unsigned(u64::from(u32::MAX));
+        assert_eq!(refused("eos_token_id", none), None);
+        assert_eq!(refused("token_type", kinds(GgufValue::Unsigned(1))), None);
     }
 
     #[test]

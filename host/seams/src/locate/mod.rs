@@ -71,6 +71,8 @@ struct Outcome {
     spans: Vec<SpanOutcome>,
     /// Whether an operation with a weight is paired; `None` when there is none.
     weighted: Option<bool>,
+    /// Slots of paired operations, also of those outside every span that holds.
+    weights: IndexMap<String, SlotWeight>,
 }
 
 struct SpanOutcome {
@@ -259,10 +261,14 @@ impl<'g> Locator<'g> {
                 }
             })
             .collect();
+        let paired: Vec<usize> = (0..plain.ops.len())
+            .filter(|op| m.good(*op).is_some())
+            .collect();
         Outcome {
             combo: combo.clone(),
             spans,
             weighted: m.weighted(),
+            weights: spans::weights(&self.facts, plain, &m, seam, &paired),
         }
     }
 
@@ -416,8 +422,32 @@ fn conclude(spec: &Spec, seam: &Seam, outcomes: &[Outcome]) -> Located {
         fallen,
         corrections: Vec::new(),
     };
-    correct(&mut out);
+    let beside = beside(&out, outcomes);
+    correct(&mut out, &beside);
     out
+}
+
+/// Slots that a name suggested and no span that holds reads, where the graph shows their operation next to one.
+fn beside(out: &Located, outcomes: &[Outcome]) -> IndexMap<String, SlotWeight> {
+    let Some(widest) = out.spans.first() else {
+        return IndexMap::new();
+    };
+    let agrees = |combo: &Combo| {
+        let axes = widest.axes.iter();
+        axes.into_iter()
+            .all(|(axis, value)| combo.axes.get(axis).is_none_or(|v| v == value))
+    };
+    let hinted = out.seam.weights.iter().filter(|(slot, weight)| {
+        let hint = weight.stored().is_some_and(|a| a.hint);
+        hint && out.spans.iter().all(|s| !s.weights.contains_key(*slot))
+    });
+    hinted
+        .filter_map(|(slot, _)| {
+            let shown = outcomes.iter().filter(|o| agrees(&o.combo));
+            let weight = shown.filter_map(|o| o.weights.get(slot)).next()?;
+            Some((slot.clone(), weight.clone()))
+        })
+        .collect()
 }
 
 fn named<'o>(
@@ -574,7 +604,7 @@ fn complete(
 }
 
 /// Writes what the widest span shows into the seam and records every change.
-fn correct(out: &mut Located) {
+fn correct(out: &mut Located, beside: &IndexMap<String, SlotWeight>) {
     let Some(widest) = out.spans.first().cloned() else {
         return;
     };
@@ -594,8 +624,11 @@ fn correct(out: &mut Located) {
         seam.open_axes.retain(|a| a != axis);
         seam.assumptions.retain(|a| a.about != *axis);
     }
-    let all: Vec<(&String, &SlotWeight)> =
-        out.spans.iter().flat_map(|s| s.weights.iter()).collect();
+    for (input, _) in widest.inputs.iter().filter(|(_, v)| v.is_some()) {
+        seam.assumptions.retain(|a| a.about != *input);
+    }
+    let read = out.spans.iter().flat_map(|s| s.weights.iter());
+    let all: Vec<(&String, &SlotWeight)> = read.chain(beside).collect();
     for (slot, weight) in all {
         seam.assumptions.retain(|a| a.about != *slot);
         let before = seam.weights.insert(slot.clone(), weight.clone());

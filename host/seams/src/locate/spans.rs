@@ -367,8 +367,8 @@ fn read_as(
     seen
 }
 
-/// The slots a span reads, as the graph shows them.
-fn weights(
+/// The slots these operations read, as the graph shows them.
+pub(super) fn weights(
     facts: &HostFacts<'_>,
     plain: &Plain,
     m: &Match<'_, '_>,
