@@ -22,6 +22,7 @@ pub mod place;
 mod plan;
 pub mod session;
 mod state;
+mod tail;
 pub mod tree;
 
 pub use captured::{Capture, Greedy, StaticPlan};
