@@ -116,6 +116,9 @@ pub struct FormDecl {
     /// Whether calls of one instance may overlap.
     #[serde(default)]
     pub concurrent: bool,
+    /// Whether packed weights are kept in the place that [`BindParams::kept`] names, and found there again.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub keeps_packed: bool,
     /// Order of choice among forms of one structure and format, across plugins: higher first, then the plugin's id,
     /// then [`FormDecl::precision_rank`], then the name.
     /// A form is judged before it lives, so a boast costs its author a refusal, nothing more.
@@ -341,6 +344,23 @@ pub struct BindParams {
     /// for a form that is bound by itself.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub wires: BTreeMap<String, String>,
+    /// Where packed weights outlive the process; only for a form that [keeps them](FormDecl::keeps_packed).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Kept>,
+}
+
+/// Where a form's packed weights outlive the process: files of the plugin's own making in a directory
+/// of the host's, read again by a later bind. Losing one, or all, costs a packing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// The directory, there and private to the user.
+    pub dir: String,
+    /// What the names of files begin with. Equal keys are equal weights, parameters, statistics and bytes of
+    /// the plugin's library; what else decides the layout (the CPU) is for the plugin to add.
+    pub key: String,
+    /// Whether matrices were left out: their views have the right sizes and hold zeros. A form that
+    /// does not find its files then refuses `packed_missing`, and is asked again with everything.
+    pub without_matrices: bool,
 }
 
 /// A slot that holds packed rows.
@@ -432,6 +452,7 @@ impl FormDecl {
             archs: Vec::new(),
             capture: false,
             concurrent: false,
+            keeps_packed: false,
             priority: 0,
         }
     }

@@ -1,5 +1,6 @@
 //! Tasks of the repository: `cargo xtask demo`, `cargo xtask test`, `cargo xtask fuzz`, `cargo xtask header`,
-//! `cargo xtask fetch-model NAME`, `cargo xtask check-cuda`, `cargo xtask roofline`, `cargo xtask package NAME`.
+//! `cargo xtask fetch-model NAME`, `cargo xtask check-cuda`, `cargo xtask roofline`, `cargo xtask peers`,
+//! `cargo xtask package NAME`.
 //!
 //! Everything a newcomer needs beyond a Rust toolchain and a C compiler is done here or said to be missing with the
 //! reason. A step that cannot run is printed as skipped, never silently left out.
@@ -10,6 +11,7 @@ mod fetch;
 mod fuzz;
 mod header;
 mod package;
+mod peers;
 mod roofline;
 mod run;
 mod test;
@@ -66,6 +68,12 @@ const TASKS: &[Task] = &[
         usage: "roofline [FORMAT...]",
         about: "measure bandwidth and peaks, and each x86 kernel's share of them",
         run: roofline::run,
+    },
+    Task {
+        name: "peers",
+        usage: "peers [--python PATH] [--rounds N] [--out FILE]",
+        about: "tokens a second beside llama.cpp and torch on the same model, alternating",
+        run: peers::run,
     },
     Task {
         name: "package",

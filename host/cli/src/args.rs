@@ -583,6 +583,14 @@ pub struct BenchArgs {
     /// Run the attached arm eagerly: no captured step.
     #[arg(long)]
     pub eager: bool,
+    /// Take packed weights over as the checkpoint stores them, before anything else; of these formats, or all.
+    #[arg(long, value_name = "FORMAT,...", num_args = 0..=1, require_equals = true,
+        default_missing_value = "all", value_delimiter = ',')]
+    pub adopt: Option<Vec<String>>,
+    /// One run for each line of standard input, `prefill N` or `decode N`, instead of rounds: for who alternates with
+    /// another program. The tokens a second come on a line of their own.
+    #[arg(long)]
+    pub paced: bool,
 }
 
 /// Arms of `bench`.

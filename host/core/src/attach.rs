@@ -783,6 +783,7 @@ impl<'a> Prepared<'a> {
             on_guard_fail: self.options.on_guard_fail,
             scheme: &scheme,
             blocks: &Blocks::new(),
+            shelf: None,
         };
         if choice.is_own() {
             return bench.bind_table(s, span, choice, rows);

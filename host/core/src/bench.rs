@@ -68,6 +68,67 @@ pub struct Row {
     pub memory_gbs: [f64; 2],
 }
 
+/// One arm that runs when it is told to: for who alternates it with another program.
+pub struct Stand<'m> {
+    model: &'m Loaded,
+    contender: Contender,
+    /// The loop of the last number of tokens that was decoded.
+    decode: Option<(usize, DecodeLoop<'m>)>,
+}
+
+impl<'m> Stand<'m> {
+    /// Nothing runs yet.
+    pub fn new(model: &'m Loaded, contender: Contender) -> Self {
+        Stand {
+            model,
+            contender,
+            decode: None,
+        }
+    }
+
+    /// Tokens a second of a prompt.
+    ///
+    /// # Errors
+    /// As [`run`].
+    pub fn prefill(&mut self, tokens: usize) -> Result<f64, Error> {
+        prefilled(self.model, &self.contender.plan, tokens)
+    }
+
+    /// Tokens a second of single steps after a prompt of [`PROMPT`].
+    ///
+    /// # Errors
+    /// As [`run`].
+    pub fn decode(&mut self, tokens: usize) -> Result<f64, Error> {
+        let prompt = prompt(self.model, PROMPT);
+        // One more than is asked for: the first one is the prompt's.
+        let n = tokens + 1;
+        if !self.contender.captured {
+            return decode_eager(self.model, &self.contender.plan, &prompt, n);
+        }
+        let made = match self.decode.take() {
+            Some((held, made)) if held == tokens => made,
+            _ => DecodeLoop::new(self.model, self.contender.plan.clone(), PROMPT + n)?,
+        };
+        let (_, made) = self.decode.insert((tokens, made));
+        decode_captured(made, &prompt, n)
+    }
+}
+
+/// Any tokens do; these are neither special nor all the same.
+fn prompt(model: &Loaded, n: usize) -> Vec<u32> {
+    let vocabulary = model.model.config().vocab_size;
+    let word = |i: usize| (i * 7919 + 13) % vocabulary.max(2);
+    (0..n).map(|i| word(i) as u32).collect()
+}
+
+fn prefilled(model: &Loaded, plan: &Plan, tokens: usize) -> Result<f64, Error> {
+    let prompt = prompt(model, tokens);
+    let mut state = model.session().new_state(1, tokens);
+    let start = Instant::now();
+    generate::prefill(&model.model, plan, &mut state, &prompt)?;
+    Ok(rate(tokens, start.elapsed()))
+}
+
 /// Runs everything; rows in the order of phases, lengths and arms.
 ///
 /// # Errors
@@ -78,22 +139,10 @@ pub fn run(
     measures: &Measures,
     mut tick: impl FnMut(),
 ) -> Result<Vec<Row>, Error> {
-    let vocabulary = model.model.config().vocab_size;
-    // Any tokens do; these are neither special nor all the same.
-    let prompt = |n: usize| -> Vec<u32> {
-        let word = |i: usize| (i * 7919 + 13) % vocabulary.max(2);
-        (0..n).map(|i| word(i) as u32).collect()
-    };
     let mut probe = Probe::new();
     let mut rows = Vec::new();
     for tokens in measures.prefill.iter().filter(|n| **n > 0) {
-        let prompt = prompt(*tokens);
-        let mut one = |c: usize| -> Result<f64, Error> {
-            let mut state = model.session().new_state(1, *tokens);
-            let start = Instant::now();
-            generate::prefill(&model.model, &contenders[c].plan, &mut state, &prompt)?;
-            Ok(rate(*tokens, start.elapsed()))
-        };
+        let mut one = |c: usize| prefilled(model, &contenders[c].plan, *tokens);
         let forms = vec!["eager"; contenders.len()];
         rows.extend(alternate(
             ("prefill", *tokens),
@@ -106,7 +155,7 @@ pub fn run(
         )?);
     }
     if measures.decode > 0 {
-        let prompt = prompt(PROMPT);
+        let prompt = prompt(model, PROMPT);
         let window = PROMPT + measures.decode + 1;
         let mut loops = Vec::new();
         let mut forms = Vec::new();

@@ -4,7 +4,7 @@
 //! with the structure's reference on the same weights rounded through the form's declared format. Parity of a whole
 //! model cannot see a form that is a little wrong; this can.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
@@ -28,13 +28,14 @@ use crate::chain::{Chain, Decoded, End, Half, Linked, Port, PortMut, WiredForm};
 use crate::choose::{median_rows, variant_of, Choice};
 use crate::error::Error;
 use crate::gates::{cosine, worse};
+use crate::kept::Shelf;
 use crate::receipt::{RefusalNote, SeatNote, SeatWire};
 use crate::seat::{Admission, CallFailure, Elsewhere, Executable, OnGuardFail, Rows, Seat, View};
 use crate::sites::Site;
 use crate::station::{Station, Stationed};
 use crate::stats::{Calibration, Content, Statistic};
 use crate::steps::{self, BrokerNote, Locator, Seated, StepTable};
-use crate::trial::{NamedWeight, Trial};
+use crate::trial::{repeats, NamedWeight, Trial};
 use crate::wires::{Edge, PAIR_SMOKE};
 
 /// A form in a seat, ready to be put in a plan.
@@ -103,6 +104,8 @@ pub struct Bench<'a> {
     pub scheme: &'a BTreeMap<String, serde_json::Value>,
     /// Slots handed over as the packed rows they are stored in; none but when adopting.
     pub blocks: &'a Blocks,
+    /// Where packed weights are kept for the next start; none but when replaying.
+    pub shelf: Option<&'a Shelf>,
 }
 
 /// A form at its place, on the wire or not.
@@ -146,6 +149,18 @@ pub struct BoundPair {
 pub const SMOKE: f64 = 0.98;
 /// What the edges of codes may cost an emitting form at bind parity.
 const WIRE_TOLERANCE: f64 = 1e-2;
+
+/// Elements of a stored matrix worth not reading: below, a name costs more than it.
+const LARGE: usize = 1 << 16;
+
+/// What a form is bound with.
+struct Draft {
+    capacity: u64,
+    band: Option<[u64; 2]>,
+    statistics: BTreeMap<String, Vec<f32>>,
+    params: BindParams,
+    balance: Balance,
+}
 
 /// A form that was bound and compared with its reference.
 struct Made {
@@ -194,6 +209,33 @@ impl Bench<'_> {
             rows,
             scheme: self.scheme,
         };
+        let made = self.make(&place, None)?;
+        Ok(self.seated(&place, made))
+    }
+
+    /// Binds again what held before, from what is kept of it, without a matrix of the host's: `None` where nothing is
+    /// kept, or what is kept does not answer as then.
+    pub fn again(
+        &self,
+        site: &Site<'_>,
+        span_index: usize,
+        choice: &Choice<'_>,
+        plugin: &Plugin,
+        rows: &[u64],
+    ) -> Option<Bound> {
+        let place = Place {
+            site,
+            span: span_index,
+            choice,
+            plugin,
+            rows,
+            scheme: self.scheme,
+        };
+        let made = self.remake(&place)?;
+        Some(self.seated(&place, made))
+    }
+
+    fn seated(&self, place: &Place<'_>, made: Made) -> Bound {
         let Made {
             executable,
             admission,
@@ -201,13 +243,14 @@ impl Bench<'_> {
             scratch_bytes,
             note,
             ..
-        } = self.make(&place, None)?;
-        let span = &site.spans[span_index];
+        } = made;
+        let site = place.site;
+        let span = &site.spans[place.span];
         let away = executable
             .station()
             .map(|station| Stationed::at(executable.clone(), station.clone()));
-        let seat = self.seat(&place, Box::new(executable), admission, away);
-        Ok(Bound {
+        let seat = self.seat(place, Box::new(executable), admission, away);
+        Bound {
             install: Install {
                 name: site.id(),
                 ops: span.ops.clone(),
@@ -220,7 +263,7 @@ impl Bench<'_> {
             packed_bytes,
             scratch_bytes,
             table: None,
-        })
+        }
     }
 
     /// A table of the host's own outputs, one row for each conditioning that was observed.
@@ -505,8 +548,8 @@ impl Bench<'_> {
         )
     }
 
-    /// Probes, binds and checks a form, on the wire where there is one.
-    fn make(&self, place: &Place<'_>, wire: Option<&WireBind>) -> Result<Made, NotBound> {
+    /// What a form is bound with at its place, once it was probed there.
+    fn draft(&self, place: &Place<'_>, wire: Option<&WireBind>) -> Result<Draft, NotBound> {
         let Place {
             site,
             span: span_index,
@@ -566,10 +609,6 @@ impl Bench<'_> {
         if let Some(wire) = wire {
             statistics.insert(format!("{}|amax|tensor", wire.port), vec![wire.amax]);
         }
-        let weights = match self.weights(site.spec, span) {
-            Ok(w) => w,
-            Err(e) => return refuse("bind", &e.code(), e.to_string(), false),
-        };
         let params = BindParams {
             structure: site.spec.name.clone(),
             version: site.spec.version,
@@ -589,22 +628,142 @@ impl Bench<'_> {
                 .iter()
                 .map(|w| (w.port.clone(), w.format.clone()))
                 .collect(),
+            kept: None,
         };
         let balance = match Balance::from_params(|name| scheme.get(name)) {
             Ok(balance) => balance,
             Err(reason) => return refuse("bind", "scheme_invalid", reason, false),
         };
-        let bound = match bind_form(
-            plugin,
-            &form.name,
-            &span.name,
-            &weights,
-            &statistics,
-            &params,
+        Ok(Draft {
             capacity,
+            band,
+            statistics,
+            params,
+            balance,
+        })
+    }
+
+    /// Under which name what a draft packs is kept, where it is.
+    fn shelved(&self, place: &Place<'_>, draft: &Draft) -> Option<(&Shelf, String)> {
+        let shelf = self.shelf.filter(|_| place.choice.device == 0)?;
+        let spec = place.site.spec;
+        let name = Shelf::name(&(
+            (&spec.name, spec.version, &spec.digest),
+            (place.plugin.sha256(), place.choice.form),
+            &place.site.spans[place.span].weights,
+            (&draft.params, &draft.statistics),
+        ))?;
+        Some((shelf, name))
+    }
+
+    /// See [`Bench::again`].
+    fn remake(&self, place: &Place<'_>) -> Option<Made> {
+        let form = place.choice.form;
+        let span = &place.site.spans[place.span];
+        let mut draft = self.draft(place, None).ok()?;
+        let (shelf, name) = self.shelved(place, &draft)?;
+        let witness = shelf.witness(&name)?;
+        let large = self.large(span);
+        if !large.is_empty() && !form.keeps_packed {
+            return None;
+        }
+        let held = |slot: &String| large.contains(slot);
+        let weights = self.weights_without(place.site.spec, span, &held).ok()?;
+        if form.keeps_packed {
+            draft.params.kept = shelf.kept(&name, true);
+        }
+        let bound = self.bind_draft(place, &draft, &weights);
+        let bound = bound.ok()?.inspect_err(|e| {
+            tracing::debug!(seat = %place.site.id(), "not bound from what is kept: {}", e.message);
+        });
+        let bound = bound.ok()?;
+        let facts = bound.facts();
+        let executable = Arc::new(Loaded::new(bound, place.plugin, 0).ok()?);
+        if !repeats(&*executable, &witness) {
+            tracing::warn!(seat = %place.site.id(), "does not answer as it did; bound and compared as at first");
+            return None;
+        }
+        draft.params.kept = None;
+        let row_axes = self.row_axes(span);
+        Some(self.made(
+            place,
+            draft,
+            executable,
+            facts,
+            witness.inputs,
+            row_axes,
+            weights,
+        ))
+    }
+
+    /// Slots whose stored matrices are worth not reading.
+    fn large(&self, span: &LocatedSpan) -> BTreeSet<String> {
+        let large = |source: &SlotWeight| {
+            let dims = source
+                .stored()
+                .and_then(|a| self.session.param_dims(&a.param()));
+            let size = |d: &Dim| if let Dim::Size(n) = d { *n } else { 1 };
+            dims.is_some_and(|d| d.len() > 1 && d.iter().map(size).product::<usize>() >= LARGE)
+        };
+        let slots = span.weights.iter().filter(|(_, source)| large(source));
+        slots.map(|(name, _)| name.clone()).collect()
+    }
+
+    fn bind_draft(
+        &self,
+        place: &Place<'_>,
+        draft: &Draft,
+        weights: &[NamedWeight],
+    ) -> Result<Result<BoundForm, PluginError>, Error> {
+        bind_form(
+            place.plugin,
+            &place.choice.form.name,
+            &place.site.spans[place.span].name,
+            weights,
+            &draft.statistics,
+            &draft.params,
+            draft.capacity,
             self.blocks,
-            choice.device,
-        ) {
+            place.choice.device,
+        )
+    }
+
+    /// Probes, binds and checks a form, on the wire where there is one.
+    fn make(&self, place: &Place<'_>, wire: Option<&WireBind>) -> Result<Made, NotBound> {
+        let Place {
+            site,
+            span: span_index,
+            choice,
+            plugin,
+            ..
+        } = *place;
+        let form = choice.form;
+        let span = &site.spans[span_index];
+        let refuse = |stage: &str, code: &str, reason: String, distrust: bool| {
+            Err(refusal(place, stage, code, reason, distrust))
+        };
+        let mut draft = self.draft(place, wire)?;
+        let weights = match self.weights(site.spec, span) {
+            Ok(w) => w,
+            Err(e) => return refuse("bind", &e.code(), e.to_string(), false),
+        };
+        let shelved = match wire {
+            None => self.shelved(place, &draft),
+            Some(_) => None,
+        };
+        if let Some((shelf, name)) = shelved.as_ref().filter(|_| form.keeps_packed) {
+            draft.params.kept = shelf.kept(name, false);
+        }
+        let bound = self.bind_draft(place, &draft, &weights);
+        draft.params.kept = None;
+        let Draft {
+            capacity,
+            ref statistics,
+            ref params,
+            ref balance,
+            ..
+        } = draft;
+        let bound = match bound {
             Ok(Ok(b)) => b,
             Ok(Err(e)) => return refuse("bind", &e.code, e.message, crashed(e.kind)),
             Err(e) => return refuse("bind", &e.code(), e.to_string(), false),
@@ -621,15 +780,15 @@ impl Bench<'_> {
         let trial = Trial {
             spec: site.spec,
             span: &span.name,
-            variant: &variant,
+            variant: &params.variant,
             params: &span.params,
             inputs,
             row_axes: self.row_axes(span),
             outputs: present(&span.outputs).map(|(n, _)| n.to_string()).collect(),
-            balance,
+            balance: balance.clone(),
         };
         let checked = match wire {
-            None => trial.run(form, &*executable, &weights, &statistics, capacity),
+            None => trial.run(form, &*executable, &weights, statistics, capacity),
             Some(wire) => {
                 let position = match wire.emits {
                     true => trial
@@ -656,16 +815,49 @@ impl Bench<'_> {
                     &on_wire(form, wire),
                     &decoded,
                     &weights,
-                    &statistics,
+                    statistics,
                     capacity,
                 )
             }
         };
         match checked {
-            Ok(Ok(())) => {}
+            Ok(Ok(witness)) => {
+                if let Some((shelf, name)) = shelved {
+                    shelf.keep(&name, &witness);
+                }
+            }
             Ok(Err((code, reason))) => return refuse("bind", code, reason, true),
             Err(e) => return refuse("bind", &e.code(), e.to_string(), false),
         }
+        let Trial {
+            inputs, row_axes, ..
+        } = trial;
+        Ok(self.made(place, draft, executable, facts, inputs, row_axes, weights))
+    }
+
+    #[allow(clippy::too_many_arguments)] // what a form turned out to be, part by part
+    fn made(
+        &self,
+        place: &Place<'_>,
+        draft: Draft,
+        executable: Arc<Loaded>,
+        facts: abi::FormFacts,
+        inputs: Vec<(String, Option<Tensor>)>,
+        row_axes: Vec<Option<usize>>,
+        weights: Vec<NamedWeight>,
+    ) -> Made {
+        let Place {
+            site, choice, rows, ..
+        } = *place;
+        let form = choice.form;
+        let span = &site.spans[place.span];
+        let Draft {
+            capacity,
+            band,
+            statistics,
+            params,
+            ..
+        } = draft;
         let graph = self.session.graph();
         let width = span
             .inputs
@@ -676,11 +868,8 @@ impl Bench<'_> {
                 _ => None,
             })
             .unwrap_or(0);
-        let Trial {
-            inputs, row_axes, ..
-        } = trial;
         let device = executable.station().map(|s| s.note().clone());
-        Ok(Made {
+        Made {
             inputs,
             row_axes,
             executable,
@@ -701,7 +890,7 @@ impl Bench<'_> {
                 form: form.name.clone(),
                 format: form.format.clone(),
                 activation_format: form.activation_format.clone(),
-                variant,
+                variant: params.variant,
                 params: params.params,
                 dims: params.dims,
                 statistics,
@@ -719,7 +908,7 @@ impl Bench<'_> {
             },
             packed_bytes: facts.packed_bytes,
             scratch_bytes: facts.scratch_bytes,
-        })
+        }
     }
 
     fn statistics(
@@ -802,6 +991,16 @@ impl Bench<'_> {
         spec: &Spec,
         span: &LocatedSpan,
     ) -> Result<Vec<NamedWeight>, Error> {
+        self.weights_without(spec, span, &|_| false)
+    }
+
+    /// The same with zeros in some slots: memory that nobody touches, so none.
+    fn weights_without(
+        &self,
+        spec: &Spec,
+        span: &LocatedSpan,
+        without: &dyn Fn(&String) -> bool,
+    ) -> Result<Vec<NamedWeight>, Error> {
         let mut out = Vec::with_capacity(span.weights.len());
         for (name, source) in &span.weights {
             let slot = slot_of(spec, name).ok_or_else(|| {
@@ -812,10 +1011,15 @@ impl Bench<'_> {
             })?;
             let tensor = match source {
                 SlotWeight::Stored(address) => {
-                    let stored = self.session.param(&address.param()).ok_or_else(|| {
+                    let param = address.param();
+                    let stored = match without(name) {
+                        false => self.session.param(&param).cloned(),
+                        true => self.session.param_dims(&param).and_then(zeros),
+                    };
+                    let stored = stored.ok_or_else(|| {
                         Error::invalid(
                             "slot_missing",
-                            format!("the host holds no parameter `{}`", address.param()),
+                            format!("the host holds no parameter `{param}`"),
                         )
                     })?;
                     let stored = match &address.reshape {
@@ -859,6 +1063,15 @@ impl Bench<'_> {
         }
         Ok(out)
     }
+}
+
+fn zeros(dims: &[Dim]) -> Option<Tensor> {
+    let size = |d: &Dim| match d {
+        Dim::Size(n) => Some(*n),
+        Dim::Symbol(_) => None,
+    };
+    let dims: Vec<usize> = dims.iter().map(size).collect::<Option<_>>()?;
+    Tensor::zeros(dims, DType::F32, &Device::Cpu).ok()
 }
 
 /// Hands everything over as views, packed slots as their rows. The outer result is the host's failure, the inner one the plugin's.

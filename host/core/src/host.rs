@@ -363,6 +363,13 @@ impl Loaded {
         })
     }
 
+    /// Opens a checkpoint and loads a weight when it is first used.
+    pub fn open_later(path: &Path) -> Result<Self, Error> {
+        Ok(Loaded {
+            model: Model::open_later(path)?,
+        })
+    }
+
     /// The session.
     pub fn session(&self) -> &Session {
         &self.model.session

@@ -28,6 +28,7 @@ pub mod fsio;
 pub mod gates;
 pub mod host;
 pub mod judge;
+pub mod kept;
 pub mod ledger;
 pub mod observe;
 pub mod perplexity;

@@ -520,6 +520,7 @@ impl Seeded {
             scheme: BTreeMap::new(),
             packed: BTreeMap::new(),
             wires: BTreeMap::new(),
+            kept: None,
         };
         let bound = bind_form(
             plugin,
@@ -548,6 +549,7 @@ impl Seeded {
             balance: structures_plugin_api::formats::Balance::default(),
         };
         let verdict = trial.run(form, &bound, &self.weights, &statistics, rows)?;
+        let verdict = verdict.map(|_| ());
         Ok(verdict.map_err(|(code, reason)| (code.to_string(), reason)))
     }
 }

@@ -3,11 +3,16 @@
 //! A receipt holds the seats, the statistics they were bound with, and the digests of plugins, specs and checkpoint.
 //! Nothing is judged again; anything that differs is a refusal, never a guess.
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use candle_core::Tensor;
 use structures_graph::session::Plan;
+use structures_graph::{Dim, ValueId};
 use structures_loader::Plugin;
+use structures_models::PackedWeight;
+use structures_plugin_api::formats::BlockFormat;
 use structures_seams::HostFacts;
 
 use crate::adopt::Blocks;
@@ -17,6 +22,7 @@ use crate::choose::{qualify_at, Choice};
 use crate::compose;
 use crate::error::Error;
 use crate::host::{Host, Loaded};
+use crate::kept::Shelf;
 use crate::precision::{self, Descriptor};
 use crate::receipt::{Receipt, SeatNote, SeatWire};
 use crate::seat::{OnGuardFail, Seat};
@@ -51,24 +57,76 @@ pub fn replay(
     prompt: &[u32],
     on_guard_fail: OnGuardFail,
 ) -> Result<(Plan, Vec<Arc<Seat>>), Error> {
-    check(host, model, receipt)?;
-    let survey = host.survey(model, &[])?;
+    // Every byte of the checkpoint is read for its digest: beside the rest, not before it.
+    std::thread::scope(|threads| {
+        let digest = threads.spawn(|| model.sha256());
+        let bound = check(host, receipt).and_then(|()| {
+            let survey = host.survey(model, &[])?;
+            bind(host, model, &survey, receipt, prompt, on_guard_fail)
+        });
+        let digest = digest
+            .join()
+            .unwrap_or_else(|_| Err(Error::invalid("internal", "the digest's thread ended")));
+        // Another checkpoint explains whatever else is different.
+        same_checkpoint(model, receipt, &digest?)?;
+        bound
+    })
+}
+
+fn bind(
+    host: &Host,
+    model: &Loaded,
+    survey: &Survey<'_>,
+    receipt: &Receipt,
+    prompt: &[u32],
+    on_guard_fail: OnGuardFail,
+) -> Result<(Plan, Vec<Arc<Seat>>), Error> {
+    let shelf = Shelf::open(&receipt.checkpoint.sha256);
     // Bind parity needs what the host feeds the spans; a prompt beyond the context is refused by whoever runs it.
     let held = prompt.len().min(model.model.config().max_positions);
-    let contents = span_contents(model, &survey, &prompt[..held])?;
+    let contents = OnceCell::new();
+    let fed = || -> Result<&HashMap<ValueId, Tensor>, Error> {
+        if contents.get().is_none() {
+            let _ = contents.set(span_contents(model, survey, &prompt[..held])?);
+        }
+        Ok(contents.get_or_init(HashMap::new))
+    };
+    let nothing_fed = HashMap::new();
     let forms = host.forms();
     let mut bounds: Vec<Bound> = Vec::new();
     for note in receipt.bound() {
-        let again = Again::of(host, &survey, &forms, note)?;
+        let again = Again::of(host, survey, &forms, note)?;
         let calibration = statistics_of(note);
+        let hollow = match (&note.wire, again.plugin, &shelf) {
+            (None, Some(plugin), Some(_)) => again.hollow(model).map(|blocks| (plugin, blocks)),
+            _ => None,
+        };
+        let kept = hollow.and_then(|(plugin, blocks)| {
+            let bench = Bench {
+                session: model.session(),
+                calibration: &calibration,
+                contents: &nothing_fed,
+                on_guard_fail,
+                scheme: &note.scheme,
+                blocks: &blocks,
+                shelf: shelf.as_ref(),
+            };
+            bench.again(again.site, again.span, again.choice, plugin, &again.rows)
+        });
+        if let Some(bound) = kept {
+            as_noted(&again, receipt, note, &bound)?;
+            bounds.push(bound);
+            continue;
+        }
         let blocks = again.blocks(model)?;
         let bench = Bench {
             session: model.session(),
             calibration: &calibration,
-            contents: &contents,
+            contents: fed()?,
             on_guard_fail,
             scheme: &note.scheme,
             blocks: &blocks,
+            shelf: shelf.as_ref(),
         };
         let refused =
             |no: NotBound| again.different(&format!("{}: {}", no.note.code, no.note.reason));
@@ -99,13 +157,13 @@ pub fn replay(
                 let reader = reader.ok_or_else(|| {
                     again.different("its partner on the wire is not in the receipt")
                 })?;
-                let to = Again::of(host, &survey, &forms, reader)?;
+                let to = Again::of(host, survey, &forms, reader)?;
                 let calibration = together(statistics_of(note), statistics_of(reader));
                 let bench = Bench {
                     calibration: &calibration,
                     ..bench
                 };
-                let edge = again.edge(model, &survey, wire, &to)?;
+                let edge = again.edge(model, survey, wire, &to)?;
                 let (Some(sends), Some(takes)) = (again.place(), to.place()) else {
                     return Err(again.different("an end of its wire is no plugin's form"));
                 };
@@ -115,26 +173,7 @@ pub fn replay(
             }
         };
         for bound in &made {
-            let then = receipt
-                .bound()
-                .find(|n| {
-                    n.key == bound.note.key
-                        && n.structure == bound.note.structure
-                        && n.span == bound.note.span
-                })
-                .unwrap_or(note);
-            for (what, then, now) in [
-                ("variant", json(&then.variant), json(&bound.note.variant)),
-                ("params", json(&then.params), json(&bound.note.params)),
-                ("dims", json(&then.dims), json(&bound.note.dims)),
-                ("format", json(&then.format), json(&bound.note.format)),
-                ("wire", json(&then.wire), json(&bound.note.wire)),
-                ("device", json(&then.device), json(&bound.note.device)),
-            ] {
-                if then != now {
-                    return Err(again.different(&format!("{what} was {then}, is {now}")));
-                }
-            }
+            as_noted(&again, receipt, note, bound)?;
         }
         bounds.extend(made);
     }
@@ -181,6 +220,36 @@ pub fn replay(
     }
     let plan = model.session().plan(installs(&bounds))?;
     Ok((plan, bounds.into_iter().map(|b| b.seat).collect()))
+}
+
+/// What was bound is what the receipt says of it.
+fn as_noted(
+    again: &Again<'_>,
+    receipt: &Receipt,
+    note: &SeatNote,
+    bound: &Bound,
+) -> Result<(), Error> {
+    let then = receipt
+        .bound()
+        .find(|n| {
+            n.key == bound.note.key
+                && n.structure == bound.note.structure
+                && n.span == bound.note.span
+        })
+        .unwrap_or(note);
+    for (what, then, now) in [
+        ("variant", json(&then.variant), json(&bound.note.variant)),
+        ("params", json(&then.params), json(&bound.note.params)),
+        ("dims", json(&then.dims), json(&bound.note.dims)),
+        ("format", json(&then.format), json(&bound.note.format)),
+        ("wire", json(&then.wire), json(&bound.note.wire)),
+        ("device", json(&then.device), json(&bound.note.device)),
+    ] {
+        if then != now {
+            return Err(again.different(&format!("{what} was {then}, is {now}")));
+        }
+    }
+    Ok(())
 }
 
 /// Where a seat of a receipt is now.
@@ -263,6 +332,22 @@ impl<'a> Again<'a> {
         }
     }
 
+    /// Rows of zeros where it was given packed ones, memory that nobody touches.
+    fn hollow(&self, model: &Loaded) -> Option<Blocks> {
+        let weights = &self.site.spans[self.span].weights;
+        let slot = |(slot, format): (&String, &String)| {
+            let format = BlockFormat::from_name(format)?;
+            let param = weights.get(slot)?.stored()?.param();
+            let [Dim::Size(n), Dim::Size(k)] = model.session().param_dims(&param)? else {
+                return None;
+            };
+            let (n, k) = (*n, *k);
+            let rows = vec![0; n * format.row_bytes(k)?];
+            Some((slot.clone(), PackedWeight { format, n, k, rows }))
+        };
+        self.note.packed.iter().map(slot).collect()
+    }
+
     fn different(&self, what: &str) -> Error {
         different(self.note, what)
     }
@@ -329,18 +414,24 @@ fn together(mut a: Calibration, b: Calibration) -> Calibration {
     a
 }
 
-/// Checkpoint, plugins and specs are what they were.
-fn check(host: &Host, model: &Loaded, receipt: &Receipt) -> Result<(), Error> {
-    let differs = |what: String| Err(Error::refused("receipt_mismatch", what));
-    let sha256 = model.sha256()?;
-    if sha256 != receipt.checkpoint.sha256 {
-        return differs(format!(
+fn same_checkpoint(model: &Loaded, receipt: &Receipt, sha256: &str) -> Result<(), Error> {
+    if sha256 == receipt.checkpoint.sha256 {
+        return Ok(());
+    }
+    Err(Error::refused(
+        "receipt_mismatch",
+        format!(
             "the receipt is for checkpoint `{}` with sha256 {}, this is `{}` with {sha256}",
             receipt.checkpoint.file,
             receipt.checkpoint.sha256,
             model.file()
-        ));
-    }
+        ),
+    ))
+}
+
+/// Plugins and specs are what they were.
+fn check(host: &Host, receipt: &Receipt) -> Result<(), Error> {
+    let differs = |what: String| Err(Error::refused("receipt_mismatch", what));
     consistent(receipt).or_else(differs)?;
     for note in receipt
         .plugins

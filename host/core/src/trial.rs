@@ -17,6 +17,7 @@ use structures_plugin_api::formats::{
 
 use crate::error::Error;
 use crate::gates::bind_parity;
+use crate::kept::Witness;
 use crate::seat::Executable;
 
 /// A weight in slot dims.
@@ -53,8 +54,8 @@ pub struct Trial<'a> {
 pub type ChannelFactors = BTreeMap<String, Vec<f32>>;
 
 impl Trial<'_> {
-    /// Compares the form with the reference at the largest and the smallest row count it serves, and with itself.
-    /// The inner error is `bind_parity`, `bind_smoke`, `bind_writes` or `not_repeatable` with its reason.
+    /// Compares the form with the reference at the largest and the smallest row count it serves, and with itself; gives
+    /// the smallest call and its answer. The inner error is `bind_parity`, `bind_smoke`, `bind_writes` or `not_repeatable` with its reason.
     pub fn run(
         &self,
         form: &FormDecl,
@@ -62,7 +63,7 @@ impl Trial<'_> {
         weights: &[NamedWeight],
         statistics: &BTreeMap<String, Vec<f32>>,
         capacity: u64,
-    ) -> Result<Result<(), (&'static str, String)>, Error> {
+    ) -> Result<Result<Witness, (&'static str, String)>, Error> {
         if ActivationRounding::of(&form.activation_format, None).is_none() {
             let reason = format!(
                 "the host's reference cannot round activations through `{}`; it knows {}",
@@ -91,6 +92,7 @@ impl Trial<'_> {
         if lowest < largest {
             counts.push(lowest);
         }
+        let mut last = None;
         for rows in counts {
             let inputs = take_rows(&self.inputs, &self.row_axes, rows)?;
             let want = self.reference(&rounded, &inputs, form, statistics)?;
@@ -114,8 +116,16 @@ impl Trial<'_> {
             if let Some(reason) = different(&want, &got, &again)? {
                 return Ok(Err(("not_repeatable", format!("{reason}, at {rows} rows"))));
             }
+            let names = want.into_iter().map(|(name, _)| name);
+            last = Some(Witness {
+                inputs,
+                outputs: names.zip(got).collect(),
+            });
         }
-        Ok(Ok(()))
+        match last {
+            Some(last) => Ok(Ok(last)),
+            None => Ok(Err(("bind_smoke", "no number of rows was tried".into()))),
+        }
     }
 
     /// Compares outputs one by one, at `tolerance`; an output that ends in `+ input` without that input.
@@ -448,6 +458,13 @@ fn launch(
         made.push(Tensor::from_vec(data, dims, &Device::Cpu).map_err(host)?);
     }
     Ok(made)
+}
+
+/// Whether a form answers a witness's call as then, bit by bit.
+pub(crate) fn repeats(executable: &dyn Executable, witness: &Witness) -> bool {
+    let then: Vec<Tensor> = witness.outputs.iter().map(|(_, t)| t.clone()).collect();
+    let now = launch(executable, &witness.inputs, &witness.outputs, f32::NAN);
+    now.is_ok_and(|now| matches!(different(&witness.outputs, &then, &now), Ok(None)))
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {

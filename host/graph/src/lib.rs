@@ -23,6 +23,7 @@ mod plan;
 pub mod regular;
 pub mod session;
 mod state;
+mod tail;
 pub mod tree;
 
 pub use captured::{Capture, Greedy, StaticPlan};

@@ -13,7 +13,7 @@
 //! stands behind a runner.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use candle_core::{DType, Tensor};
 
@@ -22,6 +22,7 @@ use crate::kernels::{reshaped, Kernel, ReshapeDim};
 use crate::ops::{AttrValue, OpKind};
 use crate::place::{AwayOutcome, Held, Place};
 use crate::plan::What;
+use crate::tail;
 use crate::GraphError;
 
 pub use crate::plan::Plan;
@@ -163,9 +164,24 @@ pub struct Session {
     graph: Arc<Graph>,
     exec: Vec<Exec>,
     /// By value: the parameters.
-    params: Vec<Option<Tensor>>,
+    params: Vec<Option<Parameter>>,
+    /// Where those that are not in memory yet come from.
+    later: Option<Later>,
     by_ref: HashMap<ParamRef, ValueId>,
     host: Plan,
+}
+
+/// A parameter of a graph, from its first reading on in memory.
+struct Parameter {
+    param: ParamRef,
+    dims: Vec<Dim>,
+    tensor: OnceLock<Tensor>,
+}
+
+/// A source that is asked when a parameter is first read, and the whole parameters it gave.
+struct Later {
+    source: Arc<dyn ParamSource + Send + Sync>,
+    whole: Mutex<HashMap<ParamRef, Tensor>>,
 }
 
 /// Some operations of a graph with their parameters, in the host's order.
@@ -220,6 +236,32 @@ impl Piece {
     }
 }
 
+impl Parameter {
+    /// Reads it whole, unless a range of the same one was read before, and cuts its rows.
+    fn read(
+        &self,
+        source: &dyn ParamSource,
+        whole: &mut HashMap<ParamRef, Tensor>,
+    ) -> Result<Tensor, GraphError> {
+        let all = ParamRef {
+            rows: None,
+            ..self.param.clone()
+        };
+        let stored = match whole.get(&all) {
+            Some(t) => t.clone(),
+            None => {
+                let t = source.tensor(&all)?;
+                let t = t
+                    .to_dtype(DType::F32)
+                    .map_err(|e| at_param(&self.param, e))?;
+                whole.insert(all, t.clone());
+                t
+            }
+        };
+        cut(&self.param, &self.dims, stored)
+    }
+}
+
 /// Values alive during a run, by value id.
 type Env = Vec<Option<Held>>;
 
@@ -227,38 +269,50 @@ impl Session {
     /// Reads every parameter the graph uses. The graph must have passed `check`. A parameter whose shape contradicts the graph is a
     /// [`GraphError::Mismatch`] that names it.
     pub fn new(graph: Arc<Graph>, params: &dyn ParamSource) -> Result<Session, GraphError> {
+        let session = Self::without_params(graph, None)?;
+        let mut whole = HashMap::new();
+        for place in session.params.iter().flatten() {
+            let tensor = place.read(params, &mut whole)?;
+            place.tensor.get_or_init(|| tensor);
+        }
+        Ok(session)
+    }
+
+    /// As [`Session::new`], and a parameter is read when it is first asked for: what only forms multiply with is then
+    /// never in memory. A failure to read shows at that run.
+    pub fn reading_later(
+        graph: Arc<Graph>,
+        source: Arc<dyn ParamSource + Send + Sync>,
+    ) -> Result<Session, GraphError> {
+        let whole = Mutex::default();
+        Self::without_params(graph, Some(Later { source, whole }))
+    }
+
+    fn without_params(graph: Arc<Graph>, later: Option<Later>) -> Result<Session, GraphError> {
         let host = Plan::new(graph.clone(), Vec::new())?;
         let exec = graph
             .op_ids()
             .map(|op| prepare(&graph, op))
             .collect::<Result<_, _>>()?;
-        let mut whole: HashMap<ParamRef, Tensor> = HashMap::new();
         let mut by_ref = HashMap::new();
-        let mut loaded = vec![None; graph.values.len()];
+        let mut places: Vec<Option<Parameter>> = Vec::with_capacity(graph.values.len());
         for (i, value) in graph.values.iter().enumerate() {
             let Origin::Param { param, .. } = &value.origin else {
+                places.push(None);
                 continue;
             };
-            let all = ParamRef {
-                rows: None,
-                ..param.clone()
-            };
-            let stored = match whole.get(&all) {
-                Some(t) => t.clone(),
-                None => {
-                    let t = params.tensor(&all)?;
-                    let t = t.to_dtype(DType::F32).map_err(|e| at_param(param, e))?;
-                    whole.insert(all, t.clone());
-                    t
-                }
-            };
-            loaded[i] = Some(cut(param, &value.dims, stored)?);
             by_ref.insert(param.clone(), ValueId(i));
+            places.push(Some(Parameter {
+                param: param.clone(),
+                dims: value.dims.clone(),
+                tensor: OnceLock::new(),
+            }));
         }
         Ok(Session {
             graph,
             exec,
-            params: loaded,
+            params: places,
+            later,
             by_ref,
             host,
         })
@@ -273,14 +327,33 @@ impl Session {
         &self.exec[op.0]
     }
 
-    /// A parameter of the graph, f32, as stored.
+    /// A parameter of the graph, f32, as stored; `None` where it has none of this name or it cannot be read.
     pub fn param(&self, param: &ParamRef) -> Option<&Tensor> {
         self.by_ref.get(param).and_then(|v| self.value_tensor(*v))
     }
 
-    /// The tensor of a value that is a parameter.
+    /// Dims of a parameter of the graph; reads nothing.
+    pub fn param_dims(&self, param: &ParamRef) -> Option<&[Dim]> {
+        let value = self.by_ref.get(param)?;
+        Some(&self.graph.value(*value).dims)
+    }
+
+    /// The tensor of a value that is a parameter; `None` as for [`Session::param`].
     pub fn value_tensor(&self, value: ValueId) -> Option<&Tensor> {
-        self.params.get(value.0).and_then(Option::as_ref)
+        self.parameter(value).ok().flatten()
+    }
+
+    /// The tensor of a value, `None` where it is no parameter.
+    fn parameter(&self, value: ValueId) -> Result<Option<&Tensor>, GraphError> {
+        let Some(Some(place)) = self.params.get(value.0) else {
+            return Ok(None);
+        };
+        if let (None, Some(later)) = (place.tensor.get(), &self.later) {
+            let mut whole = later.whole.lock().unwrap_or_else(|e| e.into_inner());
+            let tensor = place.read(&*later.source, &mut whole)?;
+            place.tensor.get_or_init(|| tensor);
+        }
+        Ok(place.tensor.get())
     }
 
     /// Empty regions for `batch` rows; `capacity_hint` positions are allocated at the first append.
@@ -310,11 +383,35 @@ impl Session {
         observer: Option<&mut dyn Observer>,
     ) -> Result<Vec<Tensor>, GraphError> {
         if observer.is_some() {
-            return self.run_once(plan, inputs, state, observer);
+            return self.run_once(plan, inputs, state, observer, None);
         }
+        self.run_again(plan, inputs, state, None)
+    }
+
+    /// As [`Session::run`] without an observer, for who reads no row but the last of an output: that output may have no
+    /// other.
+    pub fn run_for_last_row(
+        &self,
+        plan: &Plan,
+        inputs: &[Tensor],
+        state: &mut State,
+        output: usize,
+    ) -> Result<Vec<Tensor>, GraphError> {
+        let output = self.graph.outputs.get(output).map(|(_, v)| *v);
+        let cut = output.and_then(|v| tail::cut(plan, v));
+        self.run_again(plan, inputs, state, cut)
+    }
+
+    fn run_again(
+        &self,
+        plan: &Plan,
+        inputs: &[Tensor],
+        state: &mut State,
+        cut: Option<(ValueId, usize)>,
+    ) -> Result<Vec<Tensor>, GraphError> {
         let mut gone: Vec<String> = Vec::new();
         loop {
-            match self.run_once(plan, inputs, state, None) {
+            match self.run_once(plan, inputs, state, None, cut) {
                 Err(GraphError::PlaceLost { place, reason }) if !gone.contains(&place) => {
                     for install in &plan.installs {
                         let there = install.runner.place();
@@ -335,6 +432,7 @@ impl Session {
         inputs: &[Tensor],
         state: &mut State,
         mut observer: Option<&mut dyn Observer>,
+        cut: Option<(ValueId, usize)>,
     ) -> Result<Vec<Tensor>, GraphError> {
         if !Arc::ptr_eq(&plan.graph, &self.graph) {
             return Err(GraphError::Malformed {
@@ -344,7 +442,8 @@ impl Session {
                     .into(),
             });
         }
-        let symbols = self.bind_inputs(inputs, state)?;
+        let mut symbols = self.bind_inputs(inputs, state)?;
+        let tokens = symbols.get(tail::ROWS).copied();
         let mut env: Env = vec![None; self.graph.values.len()];
         for (v, t) in self.graph.inputs.iter().zip(inputs) {
             self.put(&mut env, *v, Held::Host(t.clone()), &mut observer)?;
@@ -376,21 +475,29 @@ impl Session {
                     }
                 }
             }
+            // Once: from then on there is one row. What lies elsewhere stays there.
+            let rows = symbols.get(tail::ROWS).copied().unwrap_or(1);
+            if let (Some((value, axis)), true) = (cut, rows > 1) {
+                if let Some(Held::Host(all)) = &env[value.0] {
+                    env[value.0] = Some(Held::Host(last_row(all, axis)?));
+                    symbols.insert(tail::ROWS, 1);
+                }
+            }
             for v in &step.drop {
                 env[v.0] = None;
             }
         }
         let mut outputs = Vec::with_capacity(self.graph.outputs.len());
         for (name, v) in &self.graph.outputs {
-            outputs.push(match (&mut env[v.0], &self.params[v.0]) {
-                (Some(held), _) => held.bring_home()?.clone(),
-                (None, Some(t)) => t.clone(),
-                (None, None) => {
-                    return Err(self.malformed(name, "is an output that no operation made"))
-                }
+            outputs.push(match &mut env[v.0] {
+                Some(held) => held.bring_home()?.clone(),
+                None => match self.parameter(*v)? {
+                    Some(t) => t.clone(),
+                    None => return Err(self.malformed(name, "is an output that no operation made")),
+                },
             });
         }
-        state.commit(symbols.get("T").copied())?;
+        state.commit(tokens)?;
         Ok(outputs)
     }
 
@@ -547,15 +654,17 @@ impl Session {
         env: &mut Env,
         place: &Place,
     ) -> Result<Vec<Option<Held>>, GraphError> {
-        let mut held = |v: &ValueId| match (&mut env[v.0], &self.params[v.0]) {
-            (Some(held), _) => {
+        let mut held = |v: &ValueId| match &mut env[v.0] {
+            Some(held) => {
                 if held.at(place).is_none() {
                     held.bring_home()?;
                 }
                 Ok(held.clone())
             }
-            (None, Some(t)) => Ok(Held::Host(t.clone())),
-            (None, None) => Err(self.unmade(*v)),
+            None => match self.parameter(*v)? {
+                Some(t) => Ok(Held::Host(t.clone())),
+                None => Err(self.unmade(*v)),
+            },
         };
         let each = from.iter().map(|v| v.as_ref().map(&mut held).transpose());
         each.collect()
@@ -570,10 +679,12 @@ impl Session {
         from.iter()
             .map(|v| match v {
                 None => Ok(None),
-                Some(v) => match (&mut env[v.0], &self.params[v.0]) {
-                    (Some(held), _) => Ok(Some(held.bring_home()?.clone())),
-                    (None, Some(t)) => Ok(Some(t.clone())),
-                    (None, None) => Err(self.unmade(*v)),
+                Some(v) => match &mut env[v.0] {
+                    Some(held) => Ok(Some(held.bring_home()?.clone())),
+                    None => match self.parameter(*v)? {
+                        Some(t) => Ok(Some(t.clone())),
+                        None => Err(self.unmade(*v)),
+                    },
                 },
             })
             .collect()
@@ -651,6 +762,19 @@ impl Session {
 fn listed(dims: &[Dim]) -> String {
     let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
     dims.join(",")
+}
+
+/// The last row of a value, in memory of its own.
+fn last_row(all: &Tensor, axis: usize) -> Result<Tensor, GraphError> {
+    let last = all.dim(axis).and_then(|rows| {
+        let row = all.narrow(axis, rows.saturating_sub(1), 1)?;
+        row.force_contiguous()
+    });
+    last.map_err(|e| GraphError::Kernel {
+        op: "last row".into(),
+        at: "output".into(),
+        source: Box::new(e),
+    })
 }
 
 fn at_param(param: &ParamRef, e: candle_core::Error) -> GraphError {
@@ -1171,7 +1295,7 @@ pub(crate) mod tests {
             runner: Arc::new(Far {
                 place: Place::new(place),
                 kernel,
-                weight: s.params[g.op(op).inputs[1].unwrap().0].clone().unwrap(),
+                weight: s.value_tensor(g.op(op).inputs[1].unwrap()).unwrap().clone(),
                 log: log.clone(),
                 lost,
                 gone: Mutex::new(false),

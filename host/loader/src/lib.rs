@@ -54,6 +54,7 @@ pub use hostile::{RawBind, NULL_CALLS, NULL_ENTRIES};
 pub use lock::{Drift, Lock, LockPolicy, LockReport, LockedPlugin, LOCK_FILE};
 pub use plugin::{row_capacity, BindSpec, BoundForm, Plugin, PluginError, StatusKind};
 pub use pool::configure_threads;
+pub use private::directory as private_directory;
 pub use quarantine::Quarantined;
 pub use registry::{
     forget, Outcome, PluginRow, Registry, ScanOptions, TracedCandidate, TracedPlace,

@@ -15,7 +15,7 @@ use crate::sys;
 const OTHERS_WRITE: u32 = 0o022;
 
 /// Makes `dir` with what is above it, closed to others. One that is there already must be this user's own.
-pub(crate) fn directory(dir: &Path) -> io::Result<()> {
+pub fn directory(dir: &Path) -> io::Result<()> {
     if let Some(above) = dir.parent().filter(|d| !d.as_os_str().is_empty()) {
         DirBuilder::new()
             .recursive(true)

@@ -85,6 +85,22 @@ pub fn advance_at(
     from: usize,
     observer: Option<&mut dyn Observer>,
 ) -> Result<Tensor, ModelError> {
+    let inputs = inputs(model, state, tokens, from)?;
+    scores(model.session.run(plan, &inputs, state, observer)?)
+}
+
+fn scores(outputs: Vec<Tensor>) -> Result<Tensor, ModelError> {
+    outputs[0]
+        .squeeze(0)
+        .map_err(|e| ModelError::compute("reading the scores", e))
+}
+
+fn inputs(
+    model: &Model,
+    state: &State,
+    tokens: &[u32],
+    from: usize,
+) -> Result<[Tensor; 2], ModelError> {
     if tokens.is_empty() {
         return Err(ModelError::EmptyPrompt);
     }
@@ -94,15 +110,11 @@ pub fn advance_at(
     let ids = Tensor::from_slice(tokens, (1, n), &Device::Cpu).map_err(failed)?;
     let positions: Vec<u32> = (from..from + n).map(|p| p as u32).collect();
     let positions = Tensor::from_vec(positions, n, &Device::Cpu).map_err(failed)?;
-    let outputs = model
-        .session
-        .run(plan, &[ids, positions], state, observer)?;
-    outputs[0]
-        .squeeze(0)
-        .map_err(|e| ModelError::compute("reading the scores", e))
+    Ok([ids, positions])
 }
 
-/// Runs a prompt in passes of at most [`PROMPT_PASS`] tokens; gives the scores of the last pass.
+/// Runs a prompt in passes of at most [`PROMPT_PASS`] tokens; gives scores whose last row is the last token's. No other
+/// row is asked for, so there may be none.
 pub fn prefill(
     model: &Model,
     plan: &Plan,
@@ -112,9 +124,11 @@ pub fn prefill(
     check(model, state.len(), prompt)?;
     let mut last = Err(ModelError::EmptyPrompt);
     for pass in prompt.chunks(PROMPT_PASS) {
-        last = Ok(advance(model, plan, state, pass, None)?);
+        let inputs = inputs(model, state, pass, state.len())?;
+        let session = &model.session;
+        last = Ok(session.run_for_last_row(plan, &inputs, state, 0)?);
     }
-    last
+    scores(last?)
 }
 
 /// One token; its scores `[V]`.

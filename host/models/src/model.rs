@@ -116,6 +116,19 @@ impl Model {
         Self::load(Description::open(path)?)
     }
 
+    /// As [`Model::open`], and a weight is read when it is first used: what is served by other means is never in memory. A
+    /// weight that cannot be read is then an error of the run that wants it. A model with several phases shares its
+    /// weights among them and is loaded at once.
+    pub fn open_later(path: &Path) -> Result<Self, ModelError> {
+        let description = Description::open(path)?;
+        if !description.phases.is_empty() {
+            return Self::load(description);
+        }
+        let source = Arc::new(description.loader());
+        let session = Session::reading_later(description.graph.clone(), source)?;
+        Ok(Self::with(description, session, None))
+    }
+
     /// Loads the weights of a described model.
     pub fn load(description: Description) -> Result<Self, ModelError> {
         let source = Loading {
@@ -135,6 +148,10 @@ impl Model {
             }),
             _ => None,
         };
+        Ok(Self::with(description, session, eyes))
+    }
+
+    fn with(description: Description, session: Session, eyes: Option<Eyes>) -> Self {
         let tokenizer = match Tokenizer::open(&description.checkpoint, &description.config) {
             Ok(Some(t)) => Ok(t),
             Ok(None) => {
@@ -142,12 +159,12 @@ impl Model {
             }
             Err(e) => Err(e.to_string()),
         };
-        Ok(Model {
+        Model {
             description,
             session,
             eyes,
             tokenizer,
-        })
+        }
     }
 
     /// Name for reports.

@@ -38,6 +38,7 @@ impl Product {
             isa,
             arena: Default::default(),
             pool: Default::default(),
+            keeper: None,
         };
         let contract = Contract::capacity(DType::F32, 1);
         let amax = [1.0];

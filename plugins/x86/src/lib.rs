@@ -17,6 +17,7 @@ mod elementwise;
 mod format;
 mod forms;
 mod isa;
+mod kept;
 mod kernels;
 mod linear;
 mod packed;
@@ -33,6 +34,7 @@ use structures_plugin_api::sdk::{Backend, BindRequest, BoundForm, Failure, Host}
 
 use crate::arena::Arena;
 use crate::isa::{Isa, CAP, ENTRIES};
+use crate::kept::Keeper;
 use crate::pool::Pool;
 
 /// See the crate.
@@ -50,6 +52,8 @@ struct Shared {
     isa: Isa,
     arena: Arc<Arena>,
     pool: Arc<Pool>,
+    /// Where this bind keeps what it packs.
+    keeper: Option<Arc<Keeper>>,
 }
 
 impl X86 {
@@ -106,11 +110,13 @@ impl Backend for X86 {
     }
 
     fn bind(&self, request: &BindRequest<'_>) -> Result<Box<dyn BoundForm>, Failure> {
+        let isa = self.rung()?;
         let shared = Shared {
             host: self.host,
-            isa: self.rung()?,
+            isa,
             arena: self.arena.clone(),
             pool: self.pool.clone(),
+            keeper: Keeper::of(request, isa).map(Arc::new),
         };
         let text = format!("{} on {}", request.form, shared.isa.name());
         self.host.log(LogLevel::Debug, "bind", &text);

@@ -16,6 +16,7 @@ use crate::adopt;
 use crate::arena::Block;
 use crate::format::Format;
 use crate::isa::Isa;
+use crate::kept::Facts;
 use crate::kernels::blocks::{self, Kind};
 use crate::kernels::{bf16, f32 as plain, fp8, int8, Cover, Panels, Tile, LANES, PANEL, WIDTH};
 use crate::source::{finite, Source};
@@ -79,8 +80,24 @@ impl Sheet<'_> {
 }
 
 impl Packed {
-    /// Packs channels in a format. `want` is how the product's activations will come.
+    /// Packs channels in a format, or finds them packed. `want` is how the product's activations will come.
     pub fn new(
+        shared: &Shared,
+        format: Format,
+        source: &Source<'_>,
+        want: Want,
+    ) -> Result<Self, Failure> {
+        let pack = || Self::pack(shared, format, source, want);
+        // Plain f32 is no smaller packed: keeping it would be a copy of the checkpoint.
+        let worth = format != Format::F32 || source.stored().is_some();
+        match &shared.keeper {
+            Some(keeper) if worth => keeper.packed(shared, [source.n(), source.k()], pack),
+            Some(keeper) => keeper.not_kept().map_or_else(pack, Err),
+            None => pack(),
+        }
+    }
+
+    fn pack(
         shared: &Shared,
         format: Format,
         source: &Source<'_>,
@@ -194,6 +211,71 @@ impl Packed {
                 })?;
                 Ok(packed)
             }
+        }
+    }
+
+    /// What is said of it where it is kept.
+    pub fn facts(&self) -> Facts {
+        let Panels { lines, steps, unit } = self.panels;
+        let (body, scale, scales) = match &self.body {
+            Body::F32 => (0, 0.0, 0),
+            Body::Bf16 => (1, 0.0, 0),
+            Body::Fp8 { scale } => (2, *scale, 0),
+            Body::Int8 { scales } => (3, 0.0, scales.len()),
+            Body::Blocks { kind, scale } => (16 + u32::from(kind.id()), *scale, 0),
+        };
+        Facts {
+            sizes: [self.n, self.k, lines, steps, unit].map(|n| n as u32),
+            body,
+            scale: scale.to_bits(),
+            scales: scales as u32,
+        }
+    }
+
+    /// Zeros of which this is true; `None` where it cannot be.
+    pub fn empty(shared: &Shared, facts: &Facts) -> Option<Self> {
+        let [n, k, lines, steps, unit] = facts.sizes.map(|n| n as usize);
+        let scale = f32::from_bits(facts.scale);
+        let scales = facts.scales as usize;
+        let (body, step, own_unit) = match facts.body {
+            0 => (Body::F32, 1, 64),
+            1 => (Body::Bf16, bf16::STEP, 64),
+            2 => (Body::Fp8 { scale }, fp8::STEP, 64),
+            3 => {
+                let scales = vec![0.0; scales.min(lines * LANES)];
+                (Body::Int8 { scales }, int8::STEP, 64)
+            }
+            id => {
+                let kind = Kind::from_id(u8::try_from(id.checked_sub(16)?).ok()?)?;
+                (Body::Blocks { kind, scale }, kind.step(), kind.unit())
+            }
+        };
+        let panels = Panels::new(n, k.div_ceil(step), own_unit);
+        let channels = if facts.body == 3 { lines * LANES } else { 0 };
+        let fits = [panels.lines, panels.steps, panels.unit] == [lines, steps, unit];
+        (fits && scales == channels).then_some(())?;
+        Some(Packed {
+            n,
+            k,
+            block: shared.arena.block(panels.bytes()).ok()?,
+            panels,
+            body,
+        })
+    }
+
+    /// Scales of channels and bytes.
+    pub fn parts(&self) -> (&[f32], &[u8]) {
+        match &self.body {
+            Body::Int8 { scales } => (scales, self.block.bytes()),
+            _ => (&[], self.block.bytes()),
+        }
+    }
+
+    /// The same, to be written.
+    pub fn parts_mut(&mut self) -> (&mut [f32], &mut [u8]) {
+        match &mut self.body {
+            Body::Int8 { scales } => (scales, self.block.bytes_mut()),
+            _ => (&mut [], self.block.bytes_mut()),
         }
     }
 

@@ -336,6 +336,7 @@ impl<'a> Judge<'a> {
                 scheme: BTreeMap::new(),
                 packed: BTreeMap::new(),
                 wires: BTreeMap::new(),
+                kept: None,
             },
             dtype: self.draft.dtype,
             capacity: rows,

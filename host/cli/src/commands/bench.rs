@@ -2,11 +2,14 @@
 
 use serde_json::json;
 use structures::attach::auto_swaps;
-use structures::bench::{run as measure, Contender, Measures, Row};
+use structures::bench::{run as measure, Contender, Measures, Row, Stand};
 use structures::judge::summary;
 use structures::progress::Progress;
 
-use super::{attach::default_options, load_samples, open_model, pins, Context};
+use super::{
+    attach::{adopt, default_options},
+    load_samples, open_model, pins, Context,
+};
 use crate::args::{Arm, BenchArgs, SampleArgs};
 use crate::failure::Failure;
 use crate::progress::Bars;
@@ -42,6 +45,7 @@ pub fn run(args: &BenchArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         let mut options = default_options();
         options.scheme.clone_from(&args.scheme);
         options.pins = pins(&args.pin)?;
+        options.adopt = adopt(args.adopt.as_deref())?;
         let given = SampleArgs {
             samples: None,
             percentile: options.percentile,
@@ -54,6 +58,16 @@ pub fn run(args: &BenchArgs, cx: &Context<'_>) -> Result<u8, Failure> {
             contenders.push(arm("attached_eager", &swaps.plan, false));
         }
         seats = swaps.seats;
+    }
+    if args.paced {
+        let Some(contender) = contenders.pop().filter(|_| contenders.is_empty()) else {
+            return Err(Failure::usage(
+                "--paced runs one arm",
+                "give --arm host or --arm attached as well",
+            ));
+        };
+        progress.finish();
+        return paced(Stand::new(&model, contender), cx);
     }
     let phases = measures.prefill.len() + usize::from(measures.decode > 0);
     progress.stage("bench", phases * measures.rounds * contenders.len());
@@ -75,6 +89,30 @@ pub fn run(args: &BenchArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         measures.rounds,
         seats.len()
     ));
+    Ok(0)
+}
+
+/// A run for each line of standard input, `prefill N` or `decode N`; its tokens a second on a line of its own.
+fn paced(mut stand: Stand<'_>, cx: &Context<'_>) -> Result<u8, Failure> {
+    cx.out.line("ready");
+    for line in std::io::stdin().lines() {
+        let line = line.map_err(|e| {
+            Failure::failed("io", format!("standard input: {e}"), "give lines of text")
+        })?;
+        let asked = line.split_once(' ');
+        let asked = asked.and_then(|(phase, n)| Some((phase, n.trim().parse::<usize>().ok()?)));
+        let tps = match asked {
+            Some(("prefill", n)) if n > 0 => stand.prefill(n)?,
+            Some(("decode", n)) if n > 0 => stand.decode(n)?,
+            _ => {
+                return Err(Failure::usage(
+                    format!("standard input: `{line}`, expected `prefill N` or `decode N`"),
+                    "give a phase and a number of tokens a line",
+                ))
+            }
+        };
+        cx.out.line(&format!("{tps:.2}"));
+    }
     Ok(0)
 }
 

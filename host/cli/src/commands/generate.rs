@@ -19,7 +19,7 @@ use structures_graph::{GraphError, Plan};
 use structures_models::generate::generate_until;
 use structures_models::{ModelError, Stop};
 
-use super::{attach::adopt, load_samples, open_model, pins, Context};
+use super::{attach::adopt, load_samples, open_model, open_model_later, pins, Context};
 use crate::args::{GenerateArgs, SampleArgs};
 use crate::failure::Failure;
 use crate::progress::Bars;
@@ -44,7 +44,10 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         .as_deref()
         .map(structures::replay::read)
         .transpose()?;
-    let model = open_model(&args.model)?;
+    let model = match receipt {
+        Some(_) => open_model_later(&args.model)?,
+        None => open_model(&args.model)?,
+    };
     let tokenizer = model.model.tokenizer()?;
     let prompt = tokenizer.encode(&args.prompt, true)?;
     let guard = if args.strict {

@@ -217,12 +217,20 @@ pub fn model_path(model: &str) -> Result<PathBuf, Failure> {
 
 /// Opens a model with its weights.
 pub fn open_model(model: &str) -> Result<Loaded, Failure> {
-    let mut loaded = Loaded::open(&model_path(model)?)?;
+    Ok(named(model, Loaded::open(&model_path(model)?)?))
+}
+
+/// As [`open_model`], and a weight is read when it is first used.
+pub fn open_model_later(model: &str) -> Result<Loaded, Failure> {
+    Ok(named(model, Loaded::open_later(&model_path(model)?)?))
+}
+
+fn named(model: &str, mut loaded: Loaded) -> Loaded {
     if model == "demo" {
         // Its directory is called `model`, which says nothing in a receipt.
         loaded.model.description.name = model.into();
     }
-    Ok(loaded)
+    loaded
 }
 
 /// Samples for a model. Its tokenizer is asked for when there is a text: token ids need none.

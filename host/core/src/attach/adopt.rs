@@ -263,6 +263,7 @@ impl Prepared<'_> {
             on_guard_fail: self.options.on_guard_fail,
             scheme: &BTreeMap::new(),
             blocks,
+            shelf: None,
         };
         match bench.bind(s, span, choice, plugin, &self.seams[site].rows) {
             Ok(bound) => Ok(Ok((bound, bench.weights(s.spec, &s.spans[span])?))),

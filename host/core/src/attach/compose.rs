@@ -220,6 +220,7 @@ impl<'a> Prepared<'a> {
             on_guard_fail: self.options.on_guard_fail,
             scheme: &empty,
             blocks: &Blocks::new(),
+            shelf: None,
         };
         let sum = |span: usize| -> Result<Bound, NotBound> {
             let fits = qualify_at(site, choice, "f32", rows, |i| i == span);

@@ -160,6 +160,7 @@ impl<'a> Prepared<'a> {
             scheme: &schemes[0],
             // Adopted seats are bound by then, and no pair is made of them.
             blocks: &Blocks::new(),
+            shelf: None,
         };
         let places = [&place(0, from), &place(1, to)];
         let bound = bench

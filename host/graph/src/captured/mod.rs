@@ -128,9 +128,7 @@ impl Session {
             },
         };
         let mut plan = StaticPlan {
-            params: (0..graph.values.len())
-                .map(|v| self.value_tensor(ValueId(v)).cloned())
-                .collect(),
+            params: vec![None; graph.values.len()],
             graph: graph.clone(),
             arena: c.lives.place(),
             numbers: c.numbers,
@@ -145,7 +143,7 @@ impl Session {
             batch,
             room: capture.state.room(),
         };
-        plan.keep_what_is_read()?;
+        plan.take_what_is_read(self)?;
         for (i, t) in capture.inputs.iter().enumerate() {
             if let Content::Values(buf) = plan.windows[i].content {
                 let data = t.flatten_all().and_then(|t| t.to_vec1::<f32>());
@@ -165,8 +163,8 @@ pub struct Mark {
 }
 
 impl StaticPlan {
-    /// Lets go of parameters that no step reads: those of spans are their forms' business.
-    fn keep_what_is_read(&mut self) -> Result<(), GraphError> {
+    /// Takes the parameters that steps read: those of spans are their forms' business.
+    fn take_what_is_read(&mut self, session: &Session) -> Result<(), GraphError> {
         let mut read = vec![false; self.params.len()];
         {
             let mut slice = |s: &Slice| {
@@ -218,15 +216,14 @@ impl StaticPlan {
                 _ => {}
             }
         }
-        for (t, read) in self.params.iter_mut().zip(read) {
-            match t {
-                Some(_) if !read => *t = None,
+        for (v, t) in self.params.iter_mut().enumerate().filter(|(v, _)| read[*v]) {
+            *t = match session.value_tensor(ValueId(v)) {
                 Some(p) if !row_major_of(p) => {
                     let dense = p.contiguous();
-                    *p = dense.map_err(|e| kernel_failed("parameter", "", e))?;
+                    Some(dense.map_err(|e| kernel_failed("parameter", "", e))?)
                 }
-                _ => {}
-            }
+                found => found.cloned(),
+            };
         }
         Ok(())
     }

@@ -123,6 +123,7 @@ pub fn run(form: &str, case: &Case, swapped: bool) -> Result<Vec<Vec<f32>>, Fail
         packed: BTreeMap::new(),
         scheme: BTreeMap::new(),
         wires: BTreeMap::new(),
+        kept: None,
     };
     let stored: Vec<Stored> = case
         .weights

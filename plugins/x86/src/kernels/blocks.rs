@@ -102,7 +102,8 @@ const AHEAD: usize = 2560;
 const E2M1: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
 impl Kind {
-    const fn id(self) -> u8 {
+    /// Its number, which files of packed weights hold.
+    pub const fn id(self) -> u8 {
         match self {
             Kind::Nvfp4 => NVFP4,
             Kind::Q8_0 => Q8_0,
@@ -110,6 +111,19 @@ impl Kind {
             Kind::Q4_1 => Q4_1,
             Kind::Q4K => Q4K,
             Kind::Q6K => Q6K,
+        }
+    }
+
+    /// The family of a number.
+    pub const fn from_id(id: u8) -> Option<Self> {
+        match id {
+            NVFP4 => Some(Kind::Nvfp4),
+            Q8_0 => Some(Kind::Q8_0),
+            Q4_0 => Some(Kind::Q4_0),
+            Q4_1 => Some(Kind::Q4_1),
+            Q4K => Some(Kind::Q4K),
+            Q6K => Some(Kind::Q6K),
+            _ => None,
         }
     }
 

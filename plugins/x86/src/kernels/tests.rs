@@ -37,6 +37,7 @@ pub fn shared(isa: Isa) -> Shared {
         isa,
         arena: Default::default(),
         pool: Default::default(),
+        keeper: None,
     }
 }
 
