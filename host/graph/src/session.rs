@@ -8,11 +8,11 @@
 //! Beside its products a decode step of SmolLM2-135M's sizes (30 layers, 128 positions) costs about 1 ms of 33:
 //! `examples/decode_overhead`, two threads, 0.93 ms at best and 1.3 ms median on a busy machine.
 //!
-//! Owns execution: parameters in memory, the order of steps, when a value is dropped. Does not own arithmetic
+//! Owns execution: the order of steps, when a value is dropped. Does not own parameters (`params`), arithmetic
 //! (`kernels`), schedules (`plan`), regions (`state`), threads (candle's pool is the process's rayon pool), nor what
 //! stands behind a runner.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
@@ -20,10 +20,12 @@ use candle_core::{DType, Tensor};
 use crate::graph::{Dim, Graph, Layout, OpId, Origin, ParamRef, ValueId};
 use crate::kernels::{reshaped, Kernel, ReshapeDim};
 use crate::ops::{AttrValue, OpKind};
+use crate::params::{stored, Params};
 use crate::place::{AwayOutcome, Held, Place};
 use crate::plan::What;
 use crate::GraphError;
 
+pub use crate::params::{Originals, Stored};
 pub use crate::plan::Plan;
 pub use crate::state::State;
 
@@ -120,6 +122,14 @@ pub trait SpanRunner: Send + Sync {
 
     /// A captured step was replayed to its end, with what was settled for this span: counts it.
     fn replayed(&self, _planned: Frozen) {}
+
+    /// Whether some calls of at most so many rows are the host's as planned, so that its parameters are needed here.
+    fn host_serves(&self, _rows: usize) -> bool {
+        true
+    }
+
+    /// The host's parameters of this span are gone for good: what is not served is refused from now on.
+    fn host_gone(&self) {}
 }
 
 /// A span to be handed to a runner.
@@ -162,9 +172,7 @@ pub(crate) enum Exec {
 pub struct Session {
     graph: Arc<Graph>,
     exec: Vec<Exec>,
-    /// By value: the parameters.
-    params: Vec<Option<Tensor>>,
-    by_ref: HashMap<ParamRef, ValueId>,
+    params: Params,
     host: Plan,
 }
 
@@ -232,34 +240,11 @@ impl Session {
             .op_ids()
             .map(|op| prepare(&graph, op))
             .collect::<Result<_, _>>()?;
-        let mut whole: HashMap<ParamRef, Tensor> = HashMap::new();
-        let mut by_ref = HashMap::new();
-        let mut loaded = vec![None; graph.values.len()];
-        for (i, value) in graph.values.iter().enumerate() {
-            let Origin::Param { param, .. } = &value.origin else {
-                continue;
-            };
-            let all = ParamRef {
-                rows: None,
-                ..param.clone()
-            };
-            let stored = match whole.get(&all) {
-                Some(t) => t.clone(),
-                None => {
-                    let t = params.tensor(&all)?;
-                    let t = t.to_dtype(DType::F32).map_err(|e| at_param(param, e))?;
-                    whole.insert(all, t.clone());
-                    t
-                }
-            };
-            loaded[i] = Some(cut(param, &value.dims, stored)?);
-            by_ref.insert(param.clone(), ValueId(i));
-        }
+        let params = Params::load(graph.clone(), |param| params.tensor(param))?;
         Ok(Session {
             graph,
             exec,
-            params: loaded,
-            by_ref,
+            params,
             host,
         })
     }
@@ -273,14 +258,56 @@ impl Session {
         &self.exec[op.0]
     }
 
-    /// A parameter of the graph, f32, as stored.
-    pub fn param(&self, param: &ParamRef) -> Option<&Tensor> {
-        self.by_ref.get(param).and_then(|v| self.value_tensor(*v))
+    /// A parameter of the graph, f32, as stored. One that was released comes back for it.
+    ///
+    /// # Errors
+    /// [`GraphError::Released`] for one that was let go for good; what its source says.
+    pub fn param(&self, param: &ParamRef) -> Result<Option<Tensor>, GraphError> {
+        let value = self.params.value_of(param);
+        value.map_or(Ok(None), |v| self.value_tensor(v))
     }
 
-    /// The tensor of a value that is a parameter.
-    pub fn value_tensor(&self, value: ValueId) -> Option<&Tensor> {
-        self.params.get(value.0).and_then(Option::as_ref)
+    /// The tensor of a value that is a parameter, as [`Session::param`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn value_tensor(&self, value: ValueId) -> Result<Option<Tensor>, GraphError> {
+        self.params.get(value)
+    }
+
+    /// The tensor of a value that is a parameter and in memory.
+    pub(crate) fn in_memory(&self, value: ValueId) -> Option<Tensor> {
+        self.params.held(value)
+    }
+
+    /// Its parameters, each with the values that are all of it or rows of it.
+    pub fn stored(&self) -> Vec<Stored> {
+        stored(&self.graph).collect()
+    }
+
+    /// Whether every value of a parameter is in memory.
+    pub fn holds(&self, stored: &Stored) -> bool {
+        let mut values = stored.values.iter();
+        values.all(|v| self.params.held(*v).is_some())
+    }
+
+    /// Whether a tensor is, bit for bit, what the session holds of a parameter.
+    ///
+    /// # Errors
+    /// [`GraphError::Mismatch`] when it has another shape than the graph declares.
+    pub fn holds_this(&self, stored: &Stored, whole: &Tensor) -> Result<bool, GraphError> {
+        self.params.is(stored, whole)
+    }
+
+    /// Lets go of a parameter. Whoever reads it gets it again from `from`, whole, and counted; without a source it is let
+    /// go for good. Plans captured before keep what they read.
+    pub fn release(&self, param: &ParamRef, from: Option<&Arc<dyn Originals>>) {
+        self.params.release(param, from);
+    }
+
+    /// How often each parameter came back after it was released.
+    pub fn restored(&self) -> BTreeMap<String, u64> {
+        self.params.restored()
     }
 
     /// Empty regions for `batch` rows; `capacity_hint` positions are allocated at the first append.
@@ -382,12 +409,12 @@ impl Session {
         }
         let mut outputs = Vec::with_capacity(self.graph.outputs.len());
         for (name, v) in &self.graph.outputs {
-            outputs.push(match (&mut env[v.0], &self.params[v.0]) {
-                (Some(held), _) => held.bring_home()?.clone(),
-                (None, Some(t)) => t.clone(),
-                (None, None) => {
-                    return Err(self.malformed(name, "is an output that no operation made"))
-                }
+            outputs.push(match &mut env[v.0] {
+                Some(held) => held.bring_home()?.clone(),
+                None => match self.params.get(*v)? {
+                    Some(t) => t,
+                    None => return Err(self.malformed(name, "is an output that no operation made")),
+                },
             });
         }
         state.commit(symbols.get("T").copied())?;
@@ -413,7 +440,7 @@ impl Session {
                 });
             };
             for v in self.graph.op(op).inputs.iter().flatten() {
-                params.extend(self.value_tensor(*v).map(|t| (*v, t.clone())));
+                params.extend(self.value_tensor(*v)?.map(|t| (*v, t)));
             }
             kernels.push((op, kernel));
         }
@@ -547,15 +574,17 @@ impl Session {
         env: &mut Env,
         place: &Place,
     ) -> Result<Vec<Option<Held>>, GraphError> {
-        let mut held = |v: &ValueId| match (&mut env[v.0], &self.params[v.0]) {
-            (Some(held), _) => {
+        let mut held = |v: &ValueId| match &mut env[v.0] {
+            Some(held) => {
                 if held.at(place).is_none() {
                     held.bring_home()?;
                 }
                 Ok(held.clone())
             }
-            (None, Some(t)) => Ok(Held::Host(t.clone())),
-            (None, None) => Err(self.unmade(*v)),
+            None => match self.params.get(*v)? {
+                Some(t) => Ok(Held::Host(t)),
+                None => Err(self.unmade(*v)),
+            },
         };
         let each = from.iter().map(|v| v.as_ref().map(&mut held).transpose());
         each.collect()
@@ -570,10 +599,12 @@ impl Session {
         from.iter()
             .map(|v| match v {
                 None => Ok(None),
-                Some(v) => match (&mut env[v.0], &self.params[v.0]) {
-                    (Some(held), _) => Ok(Some(held.bring_home()?.clone())),
-                    (None, Some(t)) => Ok(Some(t.clone())),
-                    (None, None) => Err(self.unmade(*v)),
+                Some(v) => match &mut env[v.0] {
+                    Some(held) => Ok(Some(held.bring_home()?.clone())),
+                    None => match self.params.get(*v)? {
+                        Some(t) => Ok(Some(t)),
+                        None => Err(self.unmade(*v)),
+                    },
                 },
             })
             .collect()
@@ -648,50 +679,9 @@ impl Session {
     }
 }
 
-fn listed(dims: &[Dim]) -> String {
+pub(crate) fn listed(dims: &[Dim]) -> String {
     let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
     dims.join(",")
-}
-
-fn at_param(param: &ParamRef, e: candle_core::Error) -> GraphError {
-    GraphError::Kernel {
-        op: "parameter".into(),
-        at: param.to_string(),
-        source: Box::new(e),
-    }
-}
-
-/// The rows the reference names, with the dims the graph declares.
-fn cut(param: &ParamRef, dims: &[Dim], stored: Tensor) -> Result<Tensor, GraphError> {
-    let mismatch = |found: String| GraphError::Mismatch {
-        what: format!("parameter `{param}`"),
-        expected: format!("[{}]", listed(dims)),
-        found,
-    };
-    let t = match param.rows {
-        // A kernel of a convolution over patches, read as the matrix it is.
-        None if stored.rank() > 2 && dims.len() == 2 && dims[0] == Dim::Size(stored.dims()[0]) => {
-            stored.flatten_from(1).map_err(|e| at_param(param, e))?
-        }
-        None => stored,
-        Some((from, to)) => {
-            let rows = stored.dims().first().copied().unwrap_or(0);
-            if from >= to || to > rows {
-                let found = format!("rows {from}..{to} of a stored tensor {:?}", stored.dims());
-                return Err(mismatch(found));
-            }
-            stored
-                .narrow(0, from, to - from)
-                .map_err(|e| at_param(param, e))?
-        }
-    };
-    let fits =
-        t.rank() == dims.len() && dims.iter().zip(t.dims()).all(|(d, n)| *d == Dim::Size(*n));
-    if fits {
-        Ok(t)
-    } else {
-        Err(mismatch(format!("{:?}", t.dims())))
-    }
 }
 
 fn prepare(graph: &Graph, id: OpId) -> Result<Exec, GraphError> {
@@ -1171,7 +1161,7 @@ pub(crate) mod tests {
             runner: Arc::new(Far {
                 place: Place::new(place),
                 kernel,
-                weight: s.params[g.op(op).inputs[1].unwrap().0].clone().unwrap(),
+                weight: s.in_memory(g.op(op).inputs[1].unwrap()).unwrap(),
                 log: log.clone(),
                 lost,
                 gone: Mutex::new(false),
@@ -1302,14 +1292,12 @@ pub(crate) mod tests {
             name: "weight".into(),
             rows,
         };
-        assert_eq!(s.param(&p(Some((8, 12)))).unwrap().dims(), [4, 8]);
-        assert!(
-            s.param(&p(None)).is_none(),
-            "the graph does not use it whole"
-        );
+        let of = |rows| s.param(&p(rows)).unwrap();
+        assert_eq!(of(Some((8, 12))).unwrap().dims(), [4, 8]);
+        assert!(of(None).is_none(), "the graph does not use it whole");
         let all = Random.tensor(&p(None)).unwrap();
         let want = flat(&all.narrow(0, 8, 4).unwrap());
-        assert_eq!(flat(s.param(&p(Some((8, 12)))).unwrap()), want);
+        assert_eq!(flat(&of(Some((8, 12))).unwrap()), want);
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl Session {
         };
         let mut plan = StaticPlan {
             params: (0..graph.values.len())
-                .map(|v| self.value_tensor(ValueId(v)).cloned())
+                .map(|v| self.in_memory(ValueId(v)))
                 .collect(),
             graph: graph.clone(),
             arena: c.lives.place(),
@@ -218,8 +218,12 @@ impl StaticPlan {
                 _ => {}
             }
         }
-        for (t, read) in self.params.iter_mut().zip(read) {
+        for (v, (t, read)) in self.params.iter_mut().zip(read).enumerate() {
             match t {
+                None if read => {
+                    let param = self.graph.value(ValueId(v)).name.clone();
+                    return Err(GraphError::Released { param });
+                }
                 Some(_) if !read => *t = None,
                 Some(p) if !row_major_of(p) => {
                     let dense = p.contiguous();
