@@ -563,7 +563,8 @@ fn every_damaged_checkpoint_is_refused_at_sight() {
         let rows: Map<String, Json> = rows.iter().map(|(t, f)| ((*t).into(), j!(f))).collect();
         std::fs::write(at(index), j!({"weight_map": rows}).to_string()).unwrap();
     };
-    let indices: [(&str, &[(&str, &str)], &[&str]); 5] = [
+    type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a [&'a str]);
+    let indices: [Case<'_>; 5] = [
         (
             "an absent file",
             &[(embed, parts[0]), (LAYER, "gone.safetensors")],
@@ -651,7 +652,7 @@ fn every_damaged_gguf_is_refused_at_sight() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     let huge = 1u64 << 60;
-    let architecture = |tensors, more| {
+    let architecture = |tensors: u64, more: u64| {
         Gguf::new(tensors, 1 + more)
             .text("general.architecture")
             .four(8)

@@ -417,7 +417,7 @@ fn b_284_weights_are_the_hosts_own_while_attached() {
         let mut sums: Vec<(String, u64)> = (0..graph.values.len())
             .filter_map(|v| graph.param(ValueId(v)))
             .map(|(p, _)| {
-                let data = session.param(p).unwrap().flatten_all().unwrap();
+                let data = session.param(p).unwrap().unwrap().flatten_all().unwrap();
                 let bits = data.to_vec1::<f32>().unwrap();
                 let sum = bits.iter().fold(0u64, |h, v| {
                     h.wrapping_mul(31).wrapping_add(u64::from(v.to_bits()))

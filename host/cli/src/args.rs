@@ -496,6 +496,9 @@ pub struct AttachArgs {
     #[arg(long, value_name = "FORMAT,...", num_args = 0..=1, require_equals = true,
         default_missing_value = "all", value_delimiter = ',')]
     pub adopt: Option<Vec<String>>,
+    /// Let go of the host's own weights of the seats that stay; a call that falls back reads them from the checkpoint again.
+    #[arg(long)]
+    pub release_host: bool,
     /// Where the receipt goes; default: `receipts` in the user's data directory.
     #[arg(long, value_name = "DIR")]
     pub receipt_dir: Option<PathBuf>,
@@ -532,6 +535,9 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FORMAT,...", num_args = 0..=1, require_equals = true,
         default_missing_value = "all", value_delimiter = ',', conflicts_with = "receipt")]
     pub adopt: Option<Vec<String>>,
+    /// Let go of the host's own weights of the seats that stay; a call that falls back reads them from the checkpoint again.
+    #[arg(long)]
+    pub release_host: bool,
     /// The first fallback is an error.
     #[arg(long)]
     pub strict: bool,

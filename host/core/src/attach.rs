@@ -36,6 +36,7 @@ use crate::receipt::{
     Assumption, CalibrationNote, CheckpointNote, ControlNote, MemoryNote, PluginNote, Receipt,
     RefusalNote, SeatNote, TimingNote, UnitNote, WireNote, SCHEMA,
 };
+use crate::release::{self, ReleaseNote};
 use crate::samples::Samples;
 use crate::schemes::{self, Decision, SchemeRecord, Selected};
 use crate::seat::{OnGuardFail, Seat, SeatReport};
@@ -72,6 +73,8 @@ pub struct Options {
     pub all_positions: bool,
     /// Packed weights to take over before anything else.
     pub adopt: Option<Wish>,
+    /// Let go of the host's own weights of the seats that stay.
+    pub release_host: bool,
 }
 
 impl Default for Options {
@@ -88,6 +91,7 @@ impl Default for Options {
             pins: Vec::new(),
             all_positions: false,
             adopt: None,
+            release_host: false,
         }
     }
 }
@@ -102,23 +106,37 @@ pub struct Attachment {
     pub adopted: Vec<Arc<Seat>>,
     /// The host's plan with the adopted and the active seats.
     pub plan: Plan,
+    /// The host's weights here are gone for good.
+    for_good: bool,
 }
 
 /// What could not be detached, and why.
 pub struct NotDetached {
     /// As it was.
     pub attachment: Box<Attachment>,
-    /// `adopted_no_detach`.
+    /// `adopted_no_detach`, `released_for_good`.
     pub error: Error,
 }
 
 impl Attachment {
     /// Takes every seat off and keeps the record. The model was never changed: a plan held the seats, and with it they
-    /// are gone; whoever still holds another handle to a seat holds only its ledger.
+    /// are gone; whoever still holds another handle to a seat holds only its ledger. Weights of the host that were let go
+    /// come back as the host reads them.
     ///
     /// # Errors
-    /// What was adopted belongs to the load, not to the attachment, and stays.
+    /// What was adopted belongs to the load, not to the attachment, and stays; so do seats that nothing is left behind.
     pub fn detach(self) -> Result<Receipt, NotDetached> {
+        if self.for_good {
+            let error = Error::refused(
+                "released_for_good",
+                format!(
+                    "the host's weights of {} seats were released for good: open the model again to be without them",
+                    self.seats.len()
+                ),
+            );
+            let attachment = Box::new(self);
+            return Err(NotDetached { attachment, error });
+        }
         if self.adopted.is_empty() {
             return Ok(self.receipt);
         }
@@ -132,6 +150,24 @@ impl Attachment {
         );
         let attachment = Box::new(self);
         Err(NotDetached { attachment, error })
+    }
+
+    /// Lets go of the host's own weights of these seats; a call that falls back brings them back.
+    ///
+    /// # Errors
+    /// As [`release::consume`].
+    pub fn release_host(&self, model: &Loaded) -> Result<ReleaseNote, Error> {
+        release::consume(model, &self.plan)
+    }
+
+    /// The same for good: one way. What the seats do not serve is refused, and they cannot be detached.
+    ///
+    /// # Errors
+    /// As [`release::finalise`].
+    pub fn finalise(&mut self, model: &Loaded) -> Result<ReleaseNote, Error> {
+        let note = release::finalise(model, &self.plan)?;
+        self.for_good = true;
+        Ok(note)
     }
 
     /// What is attached now, as one JSON document: device, seats with their contracts and counts, the summary, the
@@ -200,6 +236,8 @@ pub struct Swaps {
     pub adopted: Option<Adopted>,
     /// Whether scales were fitted: then only the samples that are judged are held out.
     pub fitted: bool,
+    /// The host's weights that were let go, where that was asked for.
+    pub released: Option<ReleaseNote>,
 }
 
 /// Code of a seam that a recorded decision leaves with the host.
@@ -215,48 +253,21 @@ pub fn auto_swaps(
 ) -> Result<Swaps, Error> {
     let mut prepared = Prepared::new(host, model, samples, options, progress)?;
     prepared.settle_adopted();
-    let mut taken: Vec<Bound> = Vec::new();
-    let mut alive: BTreeSet<usize> = prepared.eligible().collect();
-    progress.stage("bind", alive.len());
-    while !alive.is_empty() {
-        let round = prepared.ownership(&alive, &taken);
-        if round.winners.is_empty() {
-            prepared.lost(round.losers, "");
-            break;
+    let taken = match prepared.swap(options, progress) {
+        Ok(taken) => taken,
+        Err(e) => {
+            // What was let go on the way comes back: nobody holds a seat now.
+            release::restore(model)?;
+            return Err(e);
         }
-        for &site in &round.winners {
-            alive.remove(&site);
-            progress.tick();
-            let mut bound = None;
-            let choices = prepared.choices(site);
-            if choices.is_empty() {
-                let note = prepared.no_form(site);
-                prepared.refuse(note);
-            }
-            for choice in choices {
-                // A yardstick is not worth running unless somebody asked for it.
-                let structure = &prepared.survey.sites[site].spec.name;
-                let pinned = options.pins.iter().any(|p| p.structure == *structure);
-                if choice.reference && !pinned {
-                    let note = prepared.yardstick(site, &choice);
-                    prepared.refuse(note);
-                    continue;
-                }
-                match prepared.bind(site, &choice, &round.owners) {
-                    Ok(b) => {
-                        bound = Some(b);
-                        break;
-                    }
-                    Err(refused) => prepared.refuse(refused.note),
-                }
-            }
-            taken.extend(bound);
-        }
-    }
-    brokers(&taken);
+    };
     let plan = prepared.plan(installs(&taken))?;
     let all = prepared.adopted.iter().chain(&taken);
     let seats = all.map(|b| b.seat.clone()).collect();
+    let released = match options.release_host {
+        true => Some(release::consume(model, &plan)?),
+        false => None,
+    };
     Ok(Swaps {
         plan,
         seats,
@@ -264,9 +275,9 @@ pub fn auto_swaps(
         kept: prepared.kept,
         adopted: prepared.adoption,
         fitted: prepared.calibration.note.samples > 0,
+        released,
     })
 }
-
 /// What `calibrate` found.
 pub struct Measured {
     /// Reduced statistics.
@@ -504,6 +515,60 @@ impl<'a> Prepared<'a> {
             prepared.adopt(wish)?;
         }
         Ok(prepared)
+    }
+
+    /// Binds what can be bound, without judging.
+    fn swap(&mut self, options: &Options, progress: &dyn Progress) -> Result<Vec<Bound>, Error> {
+        let mut taken: Vec<Bound> = Vec::new();
+        let mut alive: BTreeSet<usize> = self.eligible().collect();
+        progress.stage("bind", alive.len());
+        while !alive.is_empty() {
+            let round = self.ownership(&alive, &taken);
+            if round.winners.is_empty() {
+                self.lost(round.losers, "");
+                break;
+            }
+            for &site in &round.winners {
+                alive.remove(&site);
+                progress.tick();
+                let mut bound = None;
+                let choices = self.choices(site);
+                if choices.is_empty() {
+                    let note = self.no_form(site);
+                    self.refuse(note);
+                }
+                for choice in choices {
+                    // A yardstick is not worth running unless somebody asked for it.
+                    let structure = &self.survey.sites[site].spec.name;
+                    let pinned = options.pins.iter().any(|p| p.structure == *structure);
+                    if choice.reference && !pinned {
+                        let note = self.yardstick(site, &choice);
+                        self.refuse(note);
+                        continue;
+                    }
+                    match self.bind(site, &choice, &round.owners) {
+                        Ok(b) => {
+                            bound = Some(b);
+                            break;
+                        }
+                        Err(refused) => self.refuse(refused.note),
+                    }
+                }
+                taken.extend(bound);
+                // Seat by seat, so that packed and plain weights are together in memory for one seat only. A block covers
+                // what others may still be bound at.
+                let block = self.survey.sites[site]
+                    .spec
+                    .tags
+                    .iter()
+                    .any(|t| t == compose::BLOCK);
+                if self.options.release_host && !block {
+                    release::consume(self.model, &self.plan(installs(&taken))?)?;
+                }
+            }
+        }
+        brokers(&taken);
+        Ok(taken)
     }
 
     /// Records a stage when it is first done.
@@ -1315,6 +1380,10 @@ impl<'a> Prepared<'a> {
             memory: MemoryNote {
                 packed_bytes: active.iter().map(|b| b.packed_bytes).sum(),
                 scratch_bytes: active.iter().map(|b| b.scratch_bytes).sum(),
+                released: match self.options.release_host {
+                    true => Some(release::consume(self.model, &plan)?),
+                    false => None,
+                },
             },
             seats: active.iter().map(|b| b.note.clone()).collect(),
             precision_spec: executed(self.adopted.iter().chain(&active), &self.calibration.note)?,
@@ -1326,6 +1395,7 @@ impl<'a> Prepared<'a> {
             seats,
             adopted,
             plan,
+            for_good: false,
         })
     }
 }

@@ -785,7 +785,7 @@ impl Bench<'_> {
             inputs,
             row_axes: self.row_axes(span),
             outputs: present(&span.outputs).map(|(n, _)| n.to_string()).collect(),
-            balance: balance.clone(),
+            balance: *balance,
         };
         let checked = match wire {
             None => trial.run(form, &*executable, &weights, statistics, capacity),
@@ -1013,7 +1013,7 @@ impl Bench<'_> {
                 SlotWeight::Stored(address) => {
                     let param = address.param();
                     let stored = match without(name) {
-                        false => self.session.param(&param).cloned(),
+                        false => self.session.param(&param)?,
                         true => self.session.param_dims(&param).and_then(zeros),
                     };
                     let stored = stored.ok_or_else(|| {
@@ -1024,7 +1024,7 @@ impl Bench<'_> {
                     })?;
                     let stored = match &address.reshape {
                         Some(dims) => stored.reshape(dims.as_slice()).map_err(failed)?,
-                        None => stored.clone(),
+                        None => stored,
                     };
                     if stored.rank() == 2 && address.layout != slot.layout {
                         stored.t().map_err(failed)?
@@ -1141,7 +1141,7 @@ fn packed_slots(blocks: &Blocks) -> BTreeMap<String, PackedSlot> {
 }
 
 /// Most operands and results that are handed over without a list of them being allocated.
-const MOST: (usize, usize) = (16, 8);
+pub(crate) const MOST: (usize, usize) = (16, 8);
 
 /// A loaded form as a seat sees it.
 pub(crate) struct Loaded {
@@ -1210,13 +1210,7 @@ impl Executable for Loaded {
         let mut given = [HostTensor::ABSENT; MOST.0];
         let mut made: [HostTensorMut<'_>; MOST.1] = std::array::from_fn(|_| Default::default());
         let (n, m) = (inputs.len(), outputs.len());
-        if n > MOST.0 || m > MOST.1 {
-            return Err(CallFailure {
-                code: "arguments_count".into(),
-                message: format!("at most {MOST:?} operands and results, found {n} and {m}"),
-                declined: true,
-            });
-        }
+        check_count(n, m)?;
         for (to, input) in given.iter_mut().zip(inputs) {
             if let Some((data, dims)) = input {
                 *to = HostTensor::new(data, dims).map_err(shape)?;
@@ -1268,39 +1262,60 @@ impl Executable for Arc<Loaded> {
 
 impl WiredForm for Loaded {
     fn call(&self, inputs: &[Port<'_>], outputs: &mut [PortMut<'_>]) -> Result<(), CallFailure> {
-        let inputs: Vec<HostTensor<'_>> = inputs
-            .iter()
-            .map(|port| match port {
-                Port::Absent => Ok(HostTensor::ABSENT),
+        let mut given = [HostTensor::ABSENT; MOST.0];
+        let mut made: [HostTensorMut<'_>; MOST.1] = std::array::from_fn(|_| Default::default());
+        let (n, m) = (inputs.len(), outputs.len());
+        check_count(n, m)?;
+        for (to, port) in given.iter_mut().zip(inputs) {
+            *to = match port {
+                Port::Absent => continue,
                 Port::Values(data, dims) => HostTensor::new(data, dims),
                 Port::Codes(data, dims) => {
-                    HostTensor::bytes(data, abi::DType::E4m3, dims, &row_major(dims))
+                    HostTensor::bytes(data, abi::DType::E4m3, dims, row_major(dims).of(dims))
                 }
-            })
-            .collect::<Result<_, _>>()
+            }
             .map_err(shape)?;
-        let mut outputs: Vec<HostTensorMut<'_>> = outputs
-            .iter_mut()
-            .map(|port| match port {
+        }
+        for (to, port) in made.iter_mut().zip(outputs) {
+            *to = match port {
                 PortMut::Values(data, dims) => HostTensorMut::new(data, dims),
                 PortMut::Codes(data, dims) => {
-                    HostTensorMut::bytes(data, abi::DType::E4m3, dims, &row_major(dims))
+                    HostTensorMut::bytes(data, abi::DType::E4m3, dims, row_major(dims).of(dims))
                 }
-            })
-            .collect::<Result<_, _>>()
+            }
             .map_err(shape)?;
-        self.form
-            .call(&inputs, &mut outputs, &mut [])
-            .map_err(|e| self.failure(&e))
+        }
+        let called = self.form.call(&given[..n], &mut made[..m], &mut []);
+        called.map_err(|e| self.failure(&e))
     }
 }
 
-fn row_major(dims: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; dims.len()];
-    for i in (1..dims.len()).rev() {
+fn check_count(n: usize, m: usize) -> Result<(), CallFailure> {
+    if n <= MOST.0 && m <= MOST.1 {
+        return Ok(());
+    }
+    Err(CallFailure {
+        code: "arguments_count".into(),
+        message: format!("at most {MOST:?} operands and results, found {n} and {m}"),
+        declined: true,
+    })
+}
+
+/// Strides of elements that follow each other.
+struct RowMajor([usize; abi::MAX_RANK]);
+
+impl RowMajor {
+    fn of(&self, dims: &[usize]) -> &[usize] {
+        &self.0[..dims.len().min(abi::MAX_RANK)]
+    }
+}
+
+fn row_major(dims: &[usize]) -> RowMajor {
+    let mut strides = [1; abi::MAX_RANK];
+    for i in (1..dims.len().min(abi::MAX_RANK)).rev() {
         strides[i - 1] = strides[i] * dims[i];
     }
-    strides
+    RowMajor(strides)
 }
 
 /// A form's declaration as it is on the wire: the port is rounded through E4M3.

@@ -8,14 +8,18 @@
 //! ([`crate::wires`]) nor how their forms are bound ([`crate::bind`]).
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
 use candle_core::{DType, Device, Tensor};
 use structures_graph::session::{Frozen, SpanOutcome, SpanRunner, ViewMut};
 use structures_graph::GraphError;
 use structures_plugin_api::formats::{e4m3_to_f32, f32_to_e4m3_saturating};
 
-use crate::seat::{learn, sizes, with_views, CallFailure, Executable, OnGuardFail, Seat, View};
+use crate::bind::MOST;
+use crate::seat::{
+    learn, learn_dims, sizes, with_views, CallFailure, Executable, OnGuardFail, Seat, View,
+};
+use crate::workspace::{locked, Scratch, Workspace};
 
 /// An argument of a form on a wire.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +39,13 @@ pub enum PortMut<'a> {
     Values(&'a mut [f32], &'a [usize]),
     /// E4M3 codes and dims.
     Codes(&'a mut [u8], &'a [usize]),
+}
+
+impl PortMut<'_> {
+    /// A place in a list that nothing fills yet.
+    fn none() -> Self {
+        PortMut::Values(&mut [], &[])
+    }
 }
 
 /// A form with one port on a wire.
@@ -170,6 +181,19 @@ pub struct Chain {
     /// Most rows seen while calibrating; more is outside the contract, fewer than that and more than the seats' band is
     /// the host's as planned.
     observed: usize,
+    /// Sizes captured steps call it at.
+    laid: RwLock<Vec<Arc<Laid>>>,
+}
+
+/// A wire at the sizes of a captured step.
+struct Laid {
+    /// Dims of the producer's first input.
+    first: Vec<usize>,
+    /// Dims of the wire as it is sent and as it is read.
+    wire: Vec<usize>,
+    into: Vec<usize>,
+    /// Its memory, shared by every wire of these dims: no two are in use at a time.
+    codes: Scratch<u8>,
 }
 
 impl Chain {
@@ -180,6 +204,7 @@ impl Chain {
             producer,
             consumer,
             observed,
+            laid: RwLock::default(),
         }
     }
 
@@ -311,6 +336,10 @@ impl Chain {
     }
 }
 
+fn values_of<'a>((data, dims): &'a mut ViewMut<'_>) -> PortMut<'a> {
+    PortMut::Values(data, dims)
+}
+
 fn port<'a>(view: View<'a>) -> Port<'a> {
     match view {
         None => Port::Absent,
@@ -363,12 +392,14 @@ impl SpanRunner for Chain {
                 self.observed
             ))),
             Ok(rows) if seats.iter().any(|s| s.out_of_band(rows)) => Ok(Frozen::Host),
-            Ok(_) => Ok(Frozen::Served { allocates: true }),
+            Ok(_) => {
+                self.lay_out(inputs)?;
+                Ok(Frozen::Served { allocates: false })
+            }
             Err((code, reason)) => Err(self.guard(format!("{code}: {reason}"))),
         }
     }
 
-    /// Through tensors: the codes on the wire are made for each call.
     fn replay(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<(), GraphError> {
         let seats = self.seats();
         if seats.iter().any(|s| s.ledger.is_detached()) {
@@ -379,45 +410,139 @@ impl SpanRunner for Chain {
             self.demote(0, &reason)?;
             return Err(self.guard(reason));
         }
-        let kernel = |source: candle_core::Error| GraphError::Kernel {
-            op: "chain".into(),
-            at: self.name.clone(),
-            source: Box::new(source),
+        let Some(laid) = self.laid(inputs) else {
+            return Err(self.guard("called at sizes it was not captured for".into()));
         };
-        let tensor = |view: &View<'_>| {
-            let copied = view.map(|(data, dims)| Tensor::from_slice(data, dims, &Device::Cpu));
-            copied.transpose()
-        };
-        let inputs: Vec<Option<Tensor>> = inputs
-            .iter()
-            .map(tensor)
-            .collect::<Result<_, _>>()
-            .map_err(kernel)?;
-        match self.serve(&inputs)? {
-            Ok(made) => {
-                for ((out, _), t) in outputs.iter_mut().zip(&made) {
-                    let data = t.flatten_all().and_then(|t| t.to_vec1::<f32>());
-                    out.copy_from_slice(&data.map_err(kernel)?);
-                }
-                Ok(())
-            }
-            Err((failed, failure)) => {
+        self.call_into(&laid, inputs, outputs)
+            .or_else(|(failed, failure)| {
                 if seats[failed].mode() == OnGuardFail::Raise {
                     seats.iter().for_each(|s| s.ledger.detach());
                 }
                 let reason = format!("{}: {}", failure.code, failure.message);
                 self.demote(failed, &reason)?;
                 Err(self.guard(reason))
-            }
-        }
+            })
     }
 
     fn replayed(&self, planned: Frozen) {
         self.seats().iter().for_each(|s| s.replayed(planned));
     }
+
+    fn host_serves(&self, rows: usize) -> bool {
+        // More rows than were observed end the pair; what lies between them and the band is planned.
+        self.seats()
+            .iter()
+            .any(|s| s.host_serves(rows.min(self.observed)))
+    }
+
+    fn host_gone(&self) {
+        self.seats().iter().for_each(|s| s.host_gone());
+    }
 }
 
 impl Chain {
+    /// Sizes of the wire at these inputs, and memory for it.
+    fn lay_out(&self, inputs: &[Option<&[usize]>]) -> Result<(), GraphError> {
+        let (own_dims, made_dims) = self.producer.seat.dims();
+        let (rest_dims, _) = self.consumer.seat.dims();
+        let (own, rest) = inputs.split_at(own_dims.len().min(inputs.len()));
+        let mut rest = rest.to_vec();
+        rest.insert(self.consumer.port.min(rest.len()), None);
+        let mut symbols = HashMap::new();
+        for (dims, sizes) in own_dims.iter().zip(own).chain(rest_dims.iter().zip(&rest)) {
+            if let (Some(dims), Some(sizes)) = (dims, sizes) {
+                learn_dims(&mut symbols, dims, sizes);
+            }
+        }
+        let into = rest_dims.get(self.consumer.port).cloned().flatten();
+        let ends = [
+            made_dims[self.producer.port].clone(),
+            into.unwrap_or_default(),
+        ];
+        let [wire, into]: [Vec<usize>; 2] = sizes(&self.name, &symbols, &ends)?
+            .try_into()
+            .unwrap_or_default();
+        let first = own.first().copied().flatten().unwrap_or_default().to_vec();
+        let laid = Arc::new(Laid {
+            first,
+            codes: Workspace::global().codes(&wire, "wire"),
+            wire,
+            into,
+        });
+        let mut all = self.laid.write().unwrap_or_else(|e| e.into_inner());
+        all.retain(|l| l.first != laid.first);
+        all.push(laid);
+        Ok(())
+    }
+
+    fn laid(&self, inputs: &[View<'_>]) -> Option<Arc<Laid>> {
+        let first = inputs
+            .first()
+            .copied()
+            .flatten()
+            .map_or(&[][..], |(_, dims)| dims);
+        let all = self.laid.read().unwrap_or_else(|e| e.into_inner());
+        all.iter().find(|l| l.first == first).cloned()
+    }
+
+    /// [`Chain::serve`] in the caller's memory: nothing is allocated. An error says which seat failed.
+    fn call_into(
+        &self,
+        laid: &Laid,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+    ) -> Result<(), (usize, CallFailure)> {
+        let (own_dims, made_dims) = self.producer.seat.dims();
+        let (own, rest) = inputs.split_at(own_dims.len().min(inputs.len()));
+        let (n, m) = (rest.len() + 1, made_dims.len());
+        let sides = m.saturating_sub(1).min(outputs.len());
+        let (sides, outputs) = outputs.split_at_mut(sides);
+        if own.len().max(n) > MOST.0 || m.max(outputs.len()) > MOST.1 {
+            let failure = CallFailure {
+                code: "arguments_count".into(),
+                message: format!("a wired pair has more than {MOST:?} operands and results"),
+                declined: true,
+            };
+            return Err((0, failure));
+        }
+        let mut codes = locked(&laid.codes);
+        let mut ports = [Port::Absent; MOST.0];
+        for (to, view) in ports.iter_mut().zip(own) {
+            *to = port(*view);
+        }
+        {
+            let mut results: [PortMut<'_>; MOST.1] = std::array::from_fn(|_| PortMut::none());
+            let mut wire = Some(codes.as_mut_slice());
+            let mut others = sides.iter_mut();
+            for (i, to) in results.iter_mut().enumerate().take(m) {
+                *to = match wire.take_if(|_| i == self.producer.port) {
+                    Some(codes) => PortMut::Codes(codes, &laid.wire),
+                    None => others.next().map_or(PortMut::none(), values_of),
+                };
+            }
+            let called = self
+                .producer
+                .form
+                .call(&ports[..own.len()], &mut results[..m]);
+            called.map_err(|failure| (0, failure))?;
+        }
+        let mut ports = [Port::Absent; MOST.0];
+        let mut others = rest.iter();
+        for (i, to) in ports.iter_mut().enumerate().take(n) {
+            *to = match i == self.consumer.port {
+                true => Port::Codes(&codes, &laid.into),
+                false => others.next().map_or(Port::Absent, |view| port(*view)),
+            };
+        }
+        let mut results: [PortMut<'_>; MOST.1] = std::array::from_fn(|_| PortMut::none());
+        let made = outputs.len();
+        for (to, output) in results.iter_mut().zip(outputs) {
+            *to = values_of(output);
+        }
+        let called = self.consumer.form.call(&ports[..n], &mut results[..made]);
+        called.map_err(|failure| (1, failure))
+    }
+
     fn guard(&self, reason: String) -> GraphError {
         GraphError::Guard {
             name: self.name.clone(),

@@ -95,6 +95,14 @@ impl SpanRunner for First {
     fn run(&self, inputs: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
         self.link.run(|| self.inner.run(inputs))
     }
+
+    fn host_serves(&self, rows: usize) -> bool {
+        !self.link.live() || self.inner.host_serves(rows)
+    }
+
+    fn host_gone(&self) {
+        self.inner.host_gone();
+    }
 }
 
 /// Installs one after the other, as one.
@@ -151,6 +159,14 @@ impl SpanRunner for Joined {
             return Ok(SpanOutcome::Host);
         }
         self.link.run(|| self.serve(inputs))
+    }
+
+    fn host_serves(&self, rows: usize) -> bool {
+        !self.link.live() || self.parts.iter().any(|p| p.runner.host_serves(rows))
+    }
+
+    fn host_gone(&self) {
+        self.parts.iter().for_each(|p| p.runner.host_gone());
     }
 }
 

@@ -131,6 +131,7 @@ fn graph_code(e: &GraphError) -> &'static str {
         GraphError::Span { reason, .. } if names_a_code(reason) => "strict_fallback",
         GraphError::Capture { code, .. } => code,
         GraphError::Guard { .. } => "capture_guard",
+        GraphError::Released { .. } => "released_for_good",
         GraphError::NoWindow { .. } => "window_unknown",
         GraphError::WindowForm { .. } => "window_form",
         _ => "host_failed",

@@ -100,7 +100,7 @@ impl Shelf {
                 let tensor = found.remove(&key)?;
                 let name = key.splitn(4, '.').nth(3)?.to_string();
                 // A place without a tensor holds none of any size.
-                let there = key.splitn(4, '.').nth(2) == Some("t");
+                let there = key.split('.').nth(2) == Some("t");
                 list.push((name, there.then_some(tensor)));
             }
             Some(list)

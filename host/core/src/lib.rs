@@ -38,6 +38,7 @@ pub mod probe;
 pub mod progress;
 pub mod qualify;
 pub mod receipt;
+pub mod release;
 pub mod replay;
 pub mod samples;
 pub mod sampling;
@@ -52,6 +53,7 @@ pub mod trial;
 pub mod verify;
 pub mod wires;
 pub mod workload;
+pub mod workspace;
 mod zeros;
 
 pub use error::Error;

@@ -14,6 +14,7 @@ use crate::decisions::Resolved;
 use crate::gates::Metrics;
 use crate::ledger::LedgerSummary;
 use crate::precision::PrecisionSpec;
+use crate::release::ReleaseNote;
 use crate::schemes::SchemeRecord;
 use crate::stats;
 use crate::steps::BrokerNote;
@@ -283,6 +284,9 @@ pub struct MemoryNote {
     pub packed_bytes: u64,
     /// Scratch.
     pub scratch_bytes: u64,
+    /// The host's own weights that were let go in return, where that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub released: Option<ReleaseNote>,
 }
 
 /// What binds one seat again.

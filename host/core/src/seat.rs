@@ -6,6 +6,7 @@
 //! misses in a row.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::ThreadId;
 
@@ -157,6 +158,8 @@ pub struct Seat {
     away: Option<Arc<dyn Elsewhere>>,
     thread: OnceLock<ThreadId>,
     warned: Mutex<HashSet<&'static str>>,
+    /// The host's weights of this place were let go for good.
+    alone: AtomicBool,
 }
 
 impl Seat {
@@ -193,6 +196,7 @@ impl Seat {
             away,
             thread: OnceLock::new(),
             warned: Mutex::default(),
+            alone: AtomicBool::new(false),
         })
     }
 
@@ -320,9 +324,16 @@ impl Seat {
         Ok(())
     }
 
-    /// What a contract miss does here.
+    /// What a contract miss does here: where the host cannot answer any more, nothing falls back.
     pub(crate) fn mode(&self) -> OnGuardFail {
-        self.mode
+        match self.is_alone() {
+            true => OnGuardFail::Raise,
+            false => self.mode,
+        }
+    }
+
+    fn is_alone(&self) -> bool {
+        self.alone.load(Ordering::Relaxed)
     }
 
     /// Dims of the span's inputs and outputs in the host's graph.
@@ -339,6 +350,9 @@ impl Seat {
     /// The end of a run whose call nobody may serve, if that is so here: strict mode, or no host path.
     fn refusal(&self, text: &str) -> Option<GraphError> {
         let reason = match (self.form.has_host_path(), self.mode) {
+            _ if self.is_alone() => {
+                format!("rt_no_host_path: {text}; the host's weights here were released for good")
+            }
             (true, OnGuardFail::Fallback) => return None,
             (true, OnGuardFail::Raise) => text.to_string(),
             (false, _) => format!("rt_no_host_path: {text}; the host has no equivalent"),
@@ -346,6 +360,26 @@ impl Seat {
         self.ledger.refused(&reason);
         let name = self.key.clone();
         Some(GraphError::Span { name, reason })
+    }
+
+    /// A call outside the declared rows: the host's as planned, if there is one.
+    fn dispatch(&self, rows: usize) -> Result<SpanOutcome, GraphError> {
+        if self.is_alone() {
+            return self.miss(
+                "rt_rows",
+                &format!("{rows} rows are outside the form's band"),
+            );
+        }
+        self.ledger.dispatched();
+        Ok(SpanOutcome::Host)
+    }
+
+    /// A call after the seat gave itself up.
+    fn handed_over(&self) -> Result<SpanOutcome, GraphError> {
+        let refused = self
+            .is_alone()
+            .then(|| self.refusal("the form gave itself up"));
+        refused.flatten().map_or(Ok(SpanOutcome::Host), Err)
     }
 
     fn miss(&self, code: &'static str, reason: &str) -> Result<SpanOutcome, GraphError> {
@@ -461,7 +495,11 @@ pub(crate) fn learn<'d>(
     }
 }
 
-fn learn_dims<'d>(symbols: &mut HashMap<&'d str, usize>, dims: &'d [Dim], sizes: &[usize]) {
+pub(crate) fn learn_dims<'d>(
+    symbols: &mut HashMap<&'d str, usize>,
+    dims: &'d [Dim],
+    sizes: &[usize],
+) {
     for (d, size) in dims.iter().zip(sizes) {
         if let Dim::Symbol(s) = d {
             symbols.insert(s, *size);
@@ -533,13 +571,10 @@ pub(crate) fn with_views<R>(
 impl SpanRunner for Seat {
     fn run(&self, inputs: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
         if self.ledger.is_detached() {
-            return Ok(SpanOutcome::Host);
+            return self.handed_over();
         }
         match self.admit(inputs) {
-            Ok(rows) if self.out_of_band(rows) => {
-                self.ledger.dispatched();
-                Ok(SpanOutcome::Host)
-            }
+            Ok(rows) if self.out_of_band(rows) => self.dispatch(rows),
             Ok(_) => self.serve(inputs),
             Err((code, reason)) => self.miss(code, &reason),
         }
@@ -551,11 +586,12 @@ impl SpanRunner for Seat {
 
     fn run_at(&self, inputs: &[Option<Held>]) -> Result<AwayOutcome, GraphError> {
         let Some(away) = self.away.as_ref().filter(|_| !self.ledger.is_detached()) else {
+            self.handed_over()?;
             return Ok(AwayOutcome::Host);
         };
         match self.admit_held(inputs) {
             Ok(rows) if self.out_of_band(rows) => {
-                self.ledger.dispatched();
+                self.dispatch(rows)?;
                 Ok(AwayOutcome::Host)
             }
             Ok(_) => self.serve_at(&**away, inputs),
@@ -614,6 +650,18 @@ impl SpanRunner for Seat {
             Frozen::Host if !self.ledger.is_detached() => self.ledger.dispatched(),
             _ => {}
         }
+    }
+
+    fn host_serves(&self, rows: usize) -> bool {
+        let planned = self
+            .admission
+            .band
+            .is_some_and(|(lo, hi)| lo > 1 || hi < rows);
+        planned || self.ledger.is_detached()
+    }
+
+    fn host_gone(&self) {
+        self.alone.store(true, Ordering::Relaxed);
     }
 }
 

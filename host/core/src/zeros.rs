@@ -35,7 +35,7 @@ fn zero_slots(spec: &Spec, span: &LocatedSpan, session: &Session) -> Vec<String>
         let Some(SlotWeight::Stored(address)) = span.weights.get(slot) else {
             return false;
         };
-        let stored = session.param(&address.param());
+        let stored = session.param(&address.param()).ok().flatten();
         let values = stored.and_then(|t| t.flatten_all().and_then(|t| t.to_vec1::<f32>()).ok());
         values.is_some_and(|v| v.iter().all(|x| *x == 0.0))
     };

@@ -269,6 +269,7 @@ impl Case {
                 rows as u64,
             )
             .unwrap()
+            .map(|_| ())
     }
 
     #[track_caller]

@@ -72,7 +72,7 @@ fn seat(
     let g = model.session().graph();
     let o = g.op(op);
     let (x, w) = (o.inputs[0].unwrap(), o.inputs[1].unwrap());
-    let stored = model.session().value_tensor(w).unwrap();
+    let stored = model.session().value_tensor(w).unwrap().unwrap();
     let (_, k) = stored.dims2().unwrap();
     let name = g.value(o.outputs[0]).name.clone();
     let seat = Seat::new(

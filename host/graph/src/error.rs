@@ -22,6 +22,12 @@ pub enum GraphError {
         /// Why.
         reason: String,
     },
+    /// A parameter was let go for good, and a host operation reads it.
+    #[error("parameter `{param}` was released for good; a host operation cannot read it: open the model again")]
+    Released {
+        /// Which.
+        param: String,
+    },
     /// A tensor has another shape or dtype than the graph says.
     #[error("`{what}`: expected {expected}, found {found}")]
     Mismatch {

@@ -18,6 +18,7 @@ mod infer;
 pub mod kernels;
 mod kinds;
 pub mod ops;
+mod params;
 pub mod place;
 mod plan;
 pub mod regular;
@@ -39,6 +40,7 @@ pub use kinds::word as activation_word;
 pub use ops::{AttrValue, Attrs, OpKind};
 pub use place::{Away, AwayOutcome, Held, Place};
 pub use session::{
-    Frozen, Install, Observer, ParamSource, Plan, Session, SpanOutcome, SpanRunner, State,
+    Frozen, Install, Observer, Originals, ParamSource, Plan, Session, SpanOutcome, SpanRunner,
+    State, Stored,
 };
 pub use tree::{Module, ModuleKind, ModuleTree};

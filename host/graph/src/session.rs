@@ -8,23 +8,25 @@
 //! Beside its products a decode step of SmolLM2-135M's sizes (30 layers, 128 positions) costs about 1 ms of 33:
 //! `examples/decode_overhead`, two threads, 0.93 ms at best and 1.3 ms median on a busy machine.
 //!
-//! Owns execution: parameters in memory, the order of steps, when a value is dropped. Does not own arithmetic
+//! Owns execution: the order of steps, when a value is dropped. Does not own parameters (`params`), arithmetic
 //! (`kernels`), schedules (`plan`), regions (`state`), threads (candle's pool is the process's rayon pool), nor what
 //! stands behind a runner.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 
 use crate::graph::{Dim, Graph, Layout, OpId, Origin, ParamRef, ValueId};
 use crate::kernels::{reshaped, Kernel, ReshapeDim};
 use crate::ops::{AttrValue, OpKind};
+use crate::params::{stored, Params};
 use crate::place::{AwayOutcome, Held, Place};
 use crate::plan::What;
 use crate::tail;
 use crate::GraphError;
 
+pub use crate::params::{Originals, Stored};
 pub use crate::plan::Plan;
 pub use crate::state::State;
 
@@ -121,6 +123,14 @@ pub trait SpanRunner: Send + Sync {
 
     /// A captured step was replayed to its end, with what was settled for this span: counts it.
     fn replayed(&self, _planned: Frozen) {}
+
+    /// Whether some calls of at most so many rows are the host's as planned, so that its parameters are needed here.
+    fn host_serves(&self, _rows: usize) -> bool {
+        true
+    }
+
+    /// The host's parameters of this span are gone for good: what is not served is refused from now on.
+    fn host_gone(&self) {}
 }
 
 /// A span to be handed to a runner.
@@ -163,25 +173,8 @@ pub(crate) enum Exec {
 pub struct Session {
     graph: Arc<Graph>,
     exec: Vec<Exec>,
-    /// By value: the parameters.
-    params: Vec<Option<Parameter>>,
-    /// Where those that are not in memory yet come from.
-    later: Option<Later>,
-    by_ref: HashMap<ParamRef, ValueId>,
+    params: Params,
     host: Plan,
-}
-
-/// A parameter of a graph, from its first reading on in memory.
-struct Parameter {
-    param: ParamRef,
-    dims: Vec<Dim>,
-    tensor: OnceLock<Tensor>,
-}
-
-/// A source that is asked when a parameter is first read, and the whole parameters it gave.
-struct Later {
-    source: Arc<dyn ParamSource + Send + Sync>,
-    whole: Mutex<HashMap<ParamRef, Tensor>>,
 }
 
 /// Some operations of a graph with their parameters, in the host's order.
@@ -236,32 +229,6 @@ impl Piece {
     }
 }
 
-impl Parameter {
-    /// Reads it whole, unless a range of the same one was read before, and cuts its rows.
-    fn read(
-        &self,
-        source: &dyn ParamSource,
-        whole: &mut HashMap<ParamRef, Tensor>,
-    ) -> Result<Tensor, GraphError> {
-        let all = ParamRef {
-            rows: None,
-            ..self.param.clone()
-        };
-        let stored = match whole.get(&all) {
-            Some(t) => t.clone(),
-            None => {
-                let t = source.tensor(&all)?;
-                let t = t
-                    .to_dtype(DType::F32)
-                    .map_err(|e| at_param(&self.param, e))?;
-                whole.insert(all, t.clone());
-                t
-            }
-        };
-        cut(&self.param, &self.dims, stored)
-    }
-}
-
 /// Values alive during a run, by value id.
 type Env = Vec<Option<Held>>;
 
@@ -269,13 +236,8 @@ impl Session {
     /// Reads every parameter the graph uses. The graph must have passed `check`. A parameter whose shape contradicts the graph is a
     /// [`GraphError::Mismatch`] that names it.
     pub fn new(graph: Arc<Graph>, params: &dyn ParamSource) -> Result<Session, GraphError> {
-        let session = Self::without_params(graph, None)?;
-        let mut whole = HashMap::new();
-        for place in session.params.iter().flatten() {
-            let tensor = place.read(params, &mut whole)?;
-            place.tensor.get_or_init(|| tensor);
-        }
-        Ok(session)
+        let loaded = Params::load(graph.clone(), |param| params.tensor(param))?;
+        Self::with(graph, loaded)
     }
 
     /// As [`Session::new`], and a parameter is read when it is first asked for: what only forms multiply with is then
@@ -284,36 +246,20 @@ impl Session {
         graph: Arc<Graph>,
         source: Arc<dyn ParamSource + Send + Sync>,
     ) -> Result<Session, GraphError> {
-        let whole = Mutex::default();
-        Self::without_params(graph, Some(Later { source, whole }))
+        let params = Params::later(graph.clone(), source);
+        Self::with(graph, params)
     }
 
-    fn without_params(graph: Arc<Graph>, later: Option<Later>) -> Result<Session, GraphError> {
+    fn with(graph: Arc<Graph>, params: Params) -> Result<Session, GraphError> {
         let host = Plan::new(graph.clone(), Vec::new())?;
         let exec = graph
             .op_ids()
             .map(|op| prepare(&graph, op))
             .collect::<Result<_, _>>()?;
-        let mut by_ref = HashMap::new();
-        let mut places: Vec<Option<Parameter>> = Vec::with_capacity(graph.values.len());
-        for (i, value) in graph.values.iter().enumerate() {
-            let Origin::Param { param, .. } = &value.origin else {
-                places.push(None);
-                continue;
-            };
-            by_ref.insert(param.clone(), ValueId(i));
-            places.push(Some(Parameter {
-                param: param.clone(),
-                dims: value.dims.clone(),
-                tensor: OnceLock::new(),
-            }));
-        }
         Ok(Session {
             graph,
             exec,
-            params: places,
-            later,
-            by_ref,
+            params,
             host,
         })
     }
@@ -327,33 +273,57 @@ impl Session {
         &self.exec[op.0]
     }
 
-    /// A parameter of the graph, f32, as stored; `None` where it has none of this name or it cannot be read.
-    pub fn param(&self, param: &ParamRef) -> Option<&Tensor> {
-        self.by_ref.get(param).and_then(|v| self.value_tensor(*v))
+    /// A parameter of the graph, f32, as stored. One that was released comes back for it.
+    ///
+    /// # Errors
+    /// [`GraphError::Released`] for one that was let go for good; what its source says.
+    pub fn param(&self, param: &ParamRef) -> Result<Option<Tensor>, GraphError> {
+        let value = self.params.value_of(param);
+        value.map_or(Ok(None), |v| self.value_tensor(v))
     }
 
     /// Dims of a parameter of the graph; reads nothing.
     pub fn param_dims(&self, param: &ParamRef) -> Option<&[Dim]> {
-        let value = self.by_ref.get(param)?;
-        Some(&self.graph.value(*value).dims)
+        let value = self.params.value_of(param)?;
+        Some(&self.graph.value(value).dims)
     }
 
-    /// The tensor of a value that is a parameter; `None` as for [`Session::param`].
-    pub fn value_tensor(&self, value: ValueId) -> Option<&Tensor> {
-        self.parameter(value).ok().flatten()
+    /// The tensor of a value that is a parameter, as [`Session::param`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn value_tensor(&self, value: ValueId) -> Result<Option<Tensor>, GraphError> {
+        self.params.get(value)
     }
 
-    /// The tensor of a value, `None` where it is no parameter.
-    fn parameter(&self, value: ValueId) -> Result<Option<&Tensor>, GraphError> {
-        let Some(Some(place)) = self.params.get(value.0) else {
-            return Ok(None);
-        };
-        if let (None, Some(later)) = (place.tensor.get(), &self.later) {
-            let mut whole = later.whole.lock().unwrap_or_else(|e| e.into_inner());
-            let tensor = place.read(&*later.source, &mut whole)?;
-            place.tensor.get_or_init(|| tensor);
-        }
-        Ok(place.tensor.get())
+    /// Its parameters, each with the values that are all of it or rows of it.
+    pub fn stored(&self) -> Vec<Stored> {
+        stored(&self.graph).collect()
+    }
+
+    /// Whether every value of a parameter is in memory.
+    pub fn holds(&self, stored: &Stored) -> bool {
+        let mut values = stored.values.iter();
+        values.all(|v| self.params.held(*v).is_some())
+    }
+
+    /// Whether a tensor is, bit for bit, what the session holds of a parameter.
+    ///
+    /// # Errors
+    /// [`GraphError::Mismatch`] when it has another shape than the graph declares.
+    pub fn holds_this(&self, stored: &Stored, whole: &Tensor) -> Result<bool, GraphError> {
+        self.params.is(stored, whole)
+    }
+
+    /// Lets go of a parameter. Whoever reads it gets it again from `from`, whole, and counted; without a source it is let
+    /// go for good. Plans captured before keep what they read.
+    pub fn release(&self, param: &ParamRef, from: Option<&Arc<dyn Originals>>) {
+        self.params.release(param, from);
+    }
+
+    /// How often each parameter came back after it was released.
+    pub fn restored(&self) -> BTreeMap<String, u64> {
+        self.params.restored()
     }
 
     /// Empty regions for `batch` rows; `capacity_hint` positions are allocated at the first append.
@@ -491,8 +461,8 @@ impl Session {
         for (name, v) in &self.graph.outputs {
             outputs.push(match &mut env[v.0] {
                 Some(held) => held.bring_home()?.clone(),
-                None => match self.parameter(*v)? {
-                    Some(t) => t.clone(),
+                None => match self.params.get(*v)? {
+                    Some(t) => t,
                     None => return Err(self.malformed(name, "is an output that no operation made")),
                 },
             });
@@ -520,7 +490,7 @@ impl Session {
                 });
             };
             for v in self.graph.op(op).inputs.iter().flatten() {
-                params.extend(self.value_tensor(*v).map(|t| (*v, t.clone())));
+                params.extend(self.value_tensor(*v)?.map(|t| (*v, t)));
             }
             kernels.push((op, kernel));
         }
@@ -661,8 +631,8 @@ impl Session {
                 }
                 Ok(held.clone())
             }
-            None => match self.parameter(*v)? {
-                Some(t) => Ok(Held::Host(t.clone())),
+            None => match self.params.get(*v)? {
+                Some(t) => Ok(Held::Host(t)),
                 None => Err(self.unmade(*v)),
             },
         };
@@ -681,8 +651,8 @@ impl Session {
                 None => Ok(None),
                 Some(v) => match &mut env[v.0] {
                     Some(held) => Ok(Some(held.bring_home()?.clone())),
-                    None => match self.parameter(*v)? {
-                        Some(t) => Ok(Some(t.clone())),
+                    None => match self.params.get(*v)? {
+                        Some(t) => Ok(Some(t)),
                         None => Err(self.unmade(*v)),
                     },
                 },
@@ -759,7 +729,7 @@ impl Session {
     }
 }
 
-fn listed(dims: &[Dim]) -> String {
+pub(crate) fn listed(dims: &[Dim]) -> String {
     let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
     dims.join(",")
 }
@@ -775,47 +745,6 @@ fn last_row(all: &Tensor, axis: usize) -> Result<Tensor, GraphError> {
         at: "output".into(),
         source: Box::new(e),
     })
-}
-
-fn at_param(param: &ParamRef, e: candle_core::Error) -> GraphError {
-    GraphError::Kernel {
-        op: "parameter".into(),
-        at: param.to_string(),
-        source: Box::new(e),
-    }
-}
-
-/// The rows the reference names, with the dims the graph declares.
-fn cut(param: &ParamRef, dims: &[Dim], stored: Tensor) -> Result<Tensor, GraphError> {
-    let mismatch = |found: String| GraphError::Mismatch {
-        what: format!("parameter `{param}`"),
-        expected: format!("[{}]", listed(dims)),
-        found,
-    };
-    let t = match param.rows {
-        // A kernel of a convolution over patches, read as the matrix it is.
-        None if stored.rank() > 2 && dims.len() == 2 && dims[0] == Dim::Size(stored.dims()[0]) => {
-            stored.flatten_from(1).map_err(|e| at_param(param, e))?
-        }
-        None => stored,
-        Some((from, to)) => {
-            let rows = stored.dims().first().copied().unwrap_or(0);
-            if from >= to || to > rows {
-                let found = format!("rows {from}..{to} of a stored tensor {:?}", stored.dims());
-                return Err(mismatch(found));
-            }
-            stored
-                .narrow(0, from, to - from)
-                .map_err(|e| at_param(param, e))?
-        }
-    };
-    let fits =
-        t.rank() == dims.len() && dims.iter().zip(t.dims()).all(|(d, n)| *d == Dim::Size(*n));
-    if fits {
-        Ok(t)
-    } else {
-        Err(mismatch(format!("{:?}", t.dims())))
-    }
 }
 
 fn prepare(graph: &Graph, id: OpId) -> Result<Exec, GraphError> {
@@ -1295,7 +1224,10 @@ pub(crate) mod tests {
             runner: Arc::new(Far {
                 place: Place::new(place),
                 kernel,
-                weight: s.value_tensor(g.op(op).inputs[1].unwrap()).unwrap().clone(),
+                weight: s
+                    .value_tensor(g.op(op).inputs[1].unwrap())
+                    .unwrap()
+                    .unwrap(),
                 log: log.clone(),
                 lost,
                 gone: Mutex::new(false),
@@ -1426,14 +1358,12 @@ pub(crate) mod tests {
             name: "weight".into(),
             rows,
         };
-        assert_eq!(s.param(&p(Some((8, 12)))).unwrap().dims(), [4, 8]);
-        assert!(
-            s.param(&p(None)).is_none(),
-            "the graph does not use it whole"
-        );
+        let of = |rows| s.param(&p(rows)).unwrap();
+        assert_eq!(of(Some((8, 12))).unwrap().dims(), [4, 8]);
+        assert!(of(None).is_none(), "the graph does not use it whole");
         let all = Random.tensor(&p(None)).unwrap();
         let want = flat(&all.narrow(0, 8, 4).unwrap());
-        assert_eq!(flat(s.param(&p(Some((8, 12)))).unwrap()), want);
+        assert_eq!(flat(&of(Some((8, 12))).unwrap()), want);
     }
 
     #[test]

@@ -153,7 +153,9 @@ mod tests {
             let plan = s.plan(vec![install]).unwrap();
             let ids = Tensor::new(&[[1_u32, 2, 3, 4, 5]], &Device::Cpu).unwrap();
             let mut state = s.new_state(1, 8);
-            let all = s.run(&plan, &[ids.clone()], &mut state, None).unwrap();
+            let all = s
+                .run(&plan, std::slice::from_ref(&ids), &mut state, None)
+                .unwrap();
             let mut state = s.new_state(1, 8);
             let last = s.run_for_last_row(&plan, &[ids], &mut state, 0).unwrap();
             assert_eq!(*seen.0.lock().unwrap(), [5, rows_of_head]);

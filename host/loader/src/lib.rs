@@ -64,5 +64,7 @@ pub use search::Environment;
 pub use services::HOST_FEATURES;
 pub use signature::SignatureState;
 pub use staged::Staged;
-pub use sys::{end_process, process_defaults, run_on, secure_execution, take_stdout};
+pub use sys::{
+    end_process, give_memory_back, process_defaults, run_on, secure_execution, take_stdout,
+};
 pub use tensor::{Element, HostTensor, HostTensorMut, TensorArg, TensorArgMut};

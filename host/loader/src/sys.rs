@@ -49,6 +49,15 @@ pub fn run_on(cpus: &[usize]) -> io::Result<()> {
     }
 }
 
+/// Gives memory that was freed back to the system, where the allocator keeps it for later.
+pub fn give_memory_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim touches free memory only and takes the allocator's own locks.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Kills one process, which is this user's or stays as it is.
 pub fn end_process(pid: u32) {
     if let Some(pid) = i32::try_from(pid).ok().filter(|pid| *pid > 1) {

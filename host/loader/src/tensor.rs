@@ -405,15 +405,18 @@ fn row_major(dims: &[usize]) -> [usize; MAX_RANK] {
 
 /// Sufficient for "no two indices meet": sorted by stride, each stride reaches past everything below it.
 fn injective(dims: &[usize], strides: &[usize]) -> Result<(), LoaderError> {
-    let mut axes: Vec<(usize, usize)> = strides
-        .iter()
-        .copied()
-        .zip(dims.iter().copied())
-        .filter(|(_, d)| *d > 1)
-        .collect();
+    // A call is no place to allocate. More dims than this are refused by whoever makes the view.
+    let mut list = [(0, 0); MAX_RANK];
+    let each = strides.iter().copied().zip(dims.iter().copied());
+    let mut n = 0;
+    for (to, axis) in list.iter_mut().zip(each.filter(|(_, d)| *d > 1)) {
+        *to = axis;
+        n += 1;
+    }
+    let axes = &mut list[..n];
     axes.sort_unstable();
     let mut reach = 0_usize;
-    for (stride, dim) in axes {
+    for (stride, dim) in axes.iter().copied() {
         if stride <= reach {
             return Err(wrong(format!(
                 "an output must not overlap itself, found dims {dims:?} with strides {strides:?}"

@@ -101,6 +101,7 @@ fn options(args: &AttachArgs) -> Result<Options, Failure> {
         pins: pins(&args.pin)?,
         all_positions: args.all_positions,
         adopt: adopt(args.adopt.as_deref())?,
+        release_host: args.release_host,
     })
 }
 
@@ -186,6 +187,9 @@ pub fn table(receipt: &Receipt, cx: &Context<'_>) {
             .filter(|u| u.outcome == "refused")
             .count()
     ));
+    if let Some(released) = &receipt.memory.released {
+        cx.out.line(&released.summary());
+    }
 }
 
 fn row(u: &UnitNote) -> [String; 10] {

@@ -12,6 +12,7 @@ use structures::host::Loaded;
 use structures::judge::summary;
 use structures::ledger::LedgerSummary;
 use structures::receipt::RefusalNote;
+use structures::release;
 use structures::sampling::Choose;
 use structures::seat::OnGuardFail;
 use structures::stops::Stops;
@@ -37,6 +38,13 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         return Err(Failure::usage(
             "samples without --scheme: nothing is measured",
             "give --scheme as well, or leave --samples, --percentile and --max-samples out",
+        ));
+    }
+    if args.release_host && args.receipt.is_none() && args.scheme.is_none() && args.adopt.is_none()
+    {
+        return Err(Failure::usage(
+            "--release-host without seats: the host needs all of its weights",
+            "give --receipt, --scheme or --adopt as well",
         ));
     }
     let receipt = args
@@ -72,6 +80,7 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
                 on_guard_fail: guard,
                 pins: pins(&args.pin)?,
                 adopt: wish,
+                release_host: args.release_host,
                 ..Options::default()
             };
             let samples = load_samples(&model, &args.samples)?;
@@ -86,6 +95,9 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         (None, None) => (model.session().host_plan(), Vec::new()),
     };
     progress.finish();
+    if args.release_host {
+        say(&release::consume(&model, &plan)?.summary());
+    }
     let form = form(args, &model, &plan, prompt.len())?;
     let mut stream = tokenizer.stream();
     let mut stops = Stops::new(&args.stop);
@@ -136,13 +148,25 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         show(&stops.finish());
     }
     let ledger = summary(&seats);
+    // As it is now: what fell back is there again.
+    let released = match args.release_host {
+        true => Some(release::note(&model, &plan)),
+        false => None,
+    };
     if cx.out.json() {
-        cx.out.document(json!({
+        let mut document = json!({
             "text": text, "tokens": done.tokens, "prompt_tokens": done.prompt,
             "prefill_tps": done.prefill_tps(), "decode_tps": done.decode_tps(), "ledger": ledger,
             "form": form, "stop": stop_name(done.stop),
-        }));
+        });
+        if let Some(released) = released {
+            document["released"] = json!(released);
+        }
+        cx.out.document(document);
         return Ok(0);
+    }
+    if let Some(note) = released.filter(|n| !n.restored.is_empty()) {
+        say(&note.summary());
     }
     cx.out.line("");
     say(&format!(

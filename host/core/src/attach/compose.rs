@@ -14,7 +14,7 @@ use crate::receipt::{RefusalNote, UnitNote};
 use crate::sites::Site;
 
 /// A structure with this tag says how a block's sums run.
-const BLOCK: &str = "block";
+pub(super) const BLOCK: &str = "block";
 
 /// A block that may be composed; seats by their index among the active.
 struct Candidate {

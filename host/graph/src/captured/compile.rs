@@ -202,7 +202,7 @@ impl<'a> Compiler<'a> {
         if let Some(place) = &self.places[v.0] {
             return Ok(place.clone());
         }
-        match self.session.value_tensor(v) {
+        match self.session.value_tensor(v)? {
             Some(t) => Ok(Place {
                 source: Source::Param(v),
                 offset: 0,

@@ -217,12 +217,12 @@ impl StaticPlan {
             }
         }
         for (v, t) in self.params.iter_mut().enumerate().filter(|(v, _)| read[*v]) {
-            *t = match session.value_tensor(ValueId(v)) {
-                Some(p) if !row_major_of(p) => {
+            *t = match session.value_tensor(ValueId(v))? {
+                Some(p) if !row_major_of(&p) => {
                     let dense = p.contiguous();
                     Some(dense.map_err(|e| kernel_failed("parameter", "", e))?)
                 }
-                found => found.cloned(),
+                found => found,
             };
         }
         Ok(())

@@ -127,7 +127,7 @@ impl Checkpoint {
             }
             let words: Vec<&str> = match (half, section.as_str()) {
                 (Some(word), _) => vec![word],
-                (None, s) if s.is_empty() => Vec::new(),
+                (None, "") => Vec::new(),
                 (None, s) if ["text", "llm", "lang"].iter().any(|w| s.contains(w)) => Vec::new(),
                 (None, s) if s.contains("vis") || s.contains("image") => vec!["vis", "image"],
                 (None, s) => vec![s.strip_suffix("_config").unwrap_or(s)],

@@ -1,0 +1,292 @@
+//! The parameters of a session: in memory, not read yet, or let go.
+//!
+//! A parameter that no host operation is planned to read may be released, so that its memory is free for something else.
+//! Whoever reads it all the same gets it again from where it came from, counted; where it was let go for good there is an
+//! error that names it. Row ranges of one parameter share its memory, so a parameter goes and comes back whole.
+//!
+//! Owns what is held and what is gone. Does not own where originals come from, nor who may let go of what.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use candle_core::{DType, Tensor};
+
+use crate::graph::{Dim, Graph, Origin, ParamRef, ValueId};
+use crate::session::{listed, ParamSource};
+use crate::GraphError;
+
+/// Gives released parameters back.
+pub trait Originals: Send + Sync {
+    /// The parameter whole, exactly as it was when it was released, or why not.
+    fn restore(&self, param: &ParamRef) -> Result<Tensor, GraphError>;
+}
+
+/// A parameter and the values of the graph that are all of it or rows of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// All its rows.
+    pub param: ParamRef,
+    /// Its values.
+    pub values: Vec<ValueId>,
+}
+
+pub(crate) struct Params {
+    graph: Arc<Graph>,
+    by_ref: HashMap<ParamRef, ValueId>,
+    /// Where those come from that are not read yet.
+    source: Option<Arc<dyn ParamSource + Send + Sync>>,
+    cells: RwLock<Cells>,
+}
+
+struct Cells {
+    /// By value.
+    values: Vec<Cell>,
+    /// How often each parameter came back.
+    restored: BTreeMap<String, u64>,
+}
+
+#[derive(Clone)]
+enum Cell {
+    /// The value is no parameter.
+    Other,
+    Held(Tensor),
+    /// Not read yet.
+    Unread,
+    /// Released; without a source for good.
+    Gone(Option<Arc<dyn Originals>>),
+}
+
+impl Params {
+    /// Every parameter of the graph.
+    pub(crate) fn load(
+        graph: Arc<Graph>,
+        mut load: impl FnMut(&ParamRef) -> Result<Tensor, GraphError>,
+    ) -> Result<Self, GraphError> {
+        let params = Self::unread(graph, None);
+        let mut cells = params.write();
+        for stored in stored(&params.graph) {
+            let whole = load(&stored.param)?;
+            params.hold(&mut cells, &stored, &whole)?;
+        }
+        drop(cells);
+        Ok(params)
+    }
+
+    /// Every parameter of the graph, read when it is first asked for.
+    pub(crate) fn later(graph: Arc<Graph>, source: Arc<dyn ParamSource + Send + Sync>) -> Self {
+        Self::unread(graph, Some(source))
+    }
+
+    fn unread(graph: Arc<Graph>, source: Option<Arc<dyn ParamSource + Send + Sync>>) -> Self {
+        let mut values = vec![Cell::Other; graph.values.len()];
+        let mut by_ref = HashMap::new();
+        for v in stored(&graph).flat_map(|s| s.values) {
+            if let Some((param, _)) = graph.param(v) {
+                values[v.0] = Cell::Unread;
+                by_ref.insert(param.clone(), v);
+            }
+        }
+        Params {
+            graph,
+            by_ref,
+            source,
+            cells: RwLock::new(Cells {
+                values,
+                restored: BTreeMap::new(),
+            }),
+        }
+    }
+
+    /// Puts every value of a parameter in memory.
+    fn hold(&self, cells: &mut Cells, stored: &Stored, whole: &Tensor) -> Result<(), GraphError> {
+        let whole = whole
+            .to_dtype(DType::F32)
+            .map_err(|e| at_param(&stored.param, e))?;
+        for v in &stored.values {
+            if let Some((_, tensor)) = part(&self.graph, *v, &whole)? {
+                cells.values[v.0] = Cell::Held(tensor);
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Cells> {
+        self.cells.read().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Cells> {
+        self.cells.write().unwrap_or_else(|e| e.into_inner())
+    }
+
+    pub(crate) fn value_of(&self, param: &ParamRef) -> Option<ValueId> {
+        self.by_ref.get(param).copied()
+    }
+
+    /// The tensor of a value, `None` where it is no parameter. What was released comes back here, and stays.
+    pub(crate) fn get(&self, value: ValueId) -> Result<Option<Tensor>, GraphError> {
+        match self.read().values.get(value.0) {
+            Some(Cell::Held(t)) => return Ok(Some(t.clone())),
+            Some(Cell::Unread | Cell::Gone(_)) => {}
+            Some(Cell::Other) | None => return Ok(None),
+        }
+        self.bring_back(value)
+    }
+
+    /// The tensor of a value that is in memory now.
+    pub(crate) fn held(&self, value: ValueId) -> Option<Tensor> {
+        match self.read().values.get(value.0) {
+            Some(Cell::Held(t)) => Some(t.clone()),
+            _ => None,
+        }
+    }
+
+    fn bring_back(&self, value: ValueId) -> Result<Option<Tensor>, GraphError> {
+        let mut cells = self.write();
+        let cell = cells.values[value.0].clone();
+        let Some((param, _)) = self.graph.param(value) else {
+            return Ok(None);
+        };
+        let whole = all_rows(param);
+        let gone = || GraphError::Released {
+            param: whole.to_string(),
+        };
+        let tensor = match &cell {
+            // Somebody else was first.
+            Cell::Held(t) => return Ok(Some(t.clone())),
+            Cell::Other => return Ok(None),
+            Cell::Unread => self.source.as_ref().ok_or_else(gone)?.tensor(&whole)?,
+            Cell::Gone(from) => from.as_ref().ok_or_else(gone)?.restore(&whole)?,
+        };
+        for stored in stored(&self.graph).filter(|s| s.param == whole) {
+            self.hold(&mut cells, &stored, &tensor)?;
+        }
+        if let Cell::Gone(_) = cell {
+            *cells.restored.entry(whole.to_string()).or_default() += 1;
+        }
+        match &cells.values[value.0] {
+            Cell::Held(t) => Ok(Some(t.clone())),
+            _ => Ok(None),
+        }
+    }
+
+    /// Lets go of a parameter; without a source for good, also of one that was let go with one before.
+    pub(crate) fn release(&self, param: &ParamRef, from: Option<&Arc<dyn Originals>>) {
+        let mut cells = self.write();
+        for stored in stored(&self.graph).filter(|s| s.param == *param) {
+            for v in stored.values {
+                cells.values[v.0] = Cell::Gone(from.cloned());
+            }
+        }
+    }
+
+    /// Whether a tensor is, bit for bit, what the values of a parameter hold.
+    pub(crate) fn is(&self, stored: &Stored, whole: &Tensor) -> Result<bool, GraphError> {
+        for v in &stored.values {
+            let (Some(held), Some((_, other))) = (self.held(*v), part(&self.graph, *v, whole)?)
+            else {
+                return Ok(false);
+            };
+            let same = same_bits(&held, &other).map_err(|e| at_param(&stored.param, e))?;
+            if !same {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// How often each parameter came back after it was released.
+    pub(crate) fn restored(&self) -> BTreeMap<String, u64> {
+        self.read().restored.clone()
+    }
+}
+
+fn all_rows(param: &ParamRef) -> ParamRef {
+    ParamRef {
+        rows: None,
+        ..param.clone()
+    }
+}
+
+/// The parameters of a graph in its order.
+pub(crate) fn stored(graph: &Graph) -> impl Iterator<Item = Stored> {
+    let mut found: Vec<Stored> = Vec::new();
+    let mut index: HashMap<ParamRef, usize> = HashMap::new();
+    for (i, value) in graph.values.iter().enumerate() {
+        let Origin::Param { param, .. } = &value.origin else {
+            continue;
+        };
+        let param = all_rows(param);
+        let at = *index.entry(param.clone()).or_insert_with(|| {
+            found.push(Stored {
+                param,
+                values: Vec::new(),
+            });
+            found.len() - 1
+        });
+        found[at].values.push(ValueId(i));
+    }
+    found.into_iter()
+}
+
+fn same_bits(a: &Tensor, b: &Tensor) -> candle_core::Result<bool> {
+    if a.dims() != b.dims() || b.dtype() != DType::F32 {
+        return Ok(false);
+    }
+    let bits = |t: &Tensor| t.flatten_all()?.to_vec1::<f32>();
+    let (a, b) = (bits(a)?, bits(b)?);
+    Ok(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()))
+}
+
+/// A value of the whole parameter, with the dims the graph declares.
+fn part<'g>(
+    graph: &'g Graph,
+    value: ValueId,
+    whole: &Tensor,
+) -> Result<Option<(&'g ParamRef, Tensor)>, GraphError> {
+    let Some((param, _)) = graph.param(value) else {
+        return Ok(None);
+    };
+    let tensor = cut(param, &graph.value(value).dims, whole.clone())?;
+    Ok(Some((param, tensor)))
+}
+
+fn at_param(param: &ParamRef, e: candle_core::Error) -> GraphError {
+    GraphError::Kernel {
+        op: "parameter".into(),
+        at: param.to_string(),
+        source: Box::new(e),
+    }
+}
+
+/// The rows the reference names, with the dims the graph declares.
+fn cut(param: &ParamRef, dims: &[Dim], stored: Tensor) -> Result<Tensor, GraphError> {
+    let mismatch = |found: String| GraphError::Mismatch {
+        what: format!("parameter `{param}`"),
+        expected: format!("[{}]", listed(dims)),
+        found,
+    };
+    let t = match param.rows {
+        // A kernel of a convolution over patches, read as the matrix it is.
+        None if stored.rank() > 2 && dims.len() == 2 && dims[0] == Dim::Size(stored.dims()[0]) => {
+            stored.flatten_from(1).map_err(|e| at_param(param, e))?
+        }
+        None => stored,
+        Some((from, to)) => {
+            let rows = stored.dims().first().copied().unwrap_or(0);
+            if from >= to || to > rows {
+                let found = format!("rows {from}..{to} of a stored tensor {:?}", stored.dims());
+                return Err(mismatch(found));
+            }
+            stored
+                .narrow(0, from, to - from)
+                .map_err(|e| at_param(param, e))?
+        }
+    };
+    let fits =
+        t.rank() == dims.len() && dims.iter().zip(t.dims()).all(|(d, n)| *d == Dim::Size(*n));
+    if fits {
+        Ok(t)
+    } else {
+        Err(mismatch(format!("{:?}", t.dims())))
+    }
+}
