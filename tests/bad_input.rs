@@ -364,7 +364,7 @@ fn a_place_that_cannot_be_written_is_known_before_the_work() {
 }
 
 /// What a reader may take to find out that a checkpoint is none, however large it says it is.
-const TO_SEE: u64 = 1 << 20;
+const TO_SEE: u64 = 4 << 20;
 
 const LAYER: &str = "model.layers.0.mlp.gate_proj.weight";
 

@@ -407,7 +407,7 @@ impl Arm {
     }
 
     fn run(&mut self, phase: &str) -> Result<f64, String> {
-        writeln!(self.tell, "{phase}").map_err(|e| e.to_string())?;
+        writeln!(self.tell, "{phase}").map_err(|e| format!("it ended: {e}"))?;
         let line = self.line()?;
         line.parse()
             .map_err(|_| format!("expected tokens a second, found `{line}`"))

@@ -13,7 +13,6 @@ use crate::ports::{self, Rows};
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
-    versions: &[1, 2],
     variants: &[("residual", &["gated", "plain"])],
     ..Leaf::plain("decoder_block", &["attn_residual", "ffn_residual"], bind)
 };
