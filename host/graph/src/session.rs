@@ -106,6 +106,12 @@ pub trait SpanRunner: Send + Sync {
         Ok(Frozen::Tensors)
     }
 
+    /// Whether a region may come to [`SpanRunner::replay`] as it lies: its data are then longer than its dims
+    /// `[B, heads, T, D]`, and every head's positions begin at that multiple of `len / (B * heads)`.
+    fn reads_regions(&self) -> bool {
+        false
+    }
+
     /// One call of a captured step whose runner answered [`Frozen::Served`]: fills the outputs.
     /// An error ends the step. It is counted here, a served call is not.
     fn replay(
@@ -341,6 +347,19 @@ impl Session {
     /// The tensor of a value that is a parameter; `None` as for [`Session::param`].
     pub fn value_tensor(&self, value: ValueId) -> Option<&Tensor> {
         self.parameter(value).ok().flatten()
+    }
+
+    /// Reads the parameters of these operations now, where they are read later: beside other work.
+    ///
+    /// # Errors
+    /// The source's.
+    pub fn read_params(&self, ops: impl IntoIterator<Item = OpId>) -> Result<(), GraphError> {
+        for op in ops {
+            for value in self.graph.op(op).inputs.iter().flatten() {
+                self.parameter(*value)?;
+            }
+        }
+        Ok(())
     }
 
     /// The tensor of a value, `None` where it is no parameter.

@@ -32,7 +32,9 @@ fn read(c: &mut Criterion) {
     let mut group = c.benchmark_group("read");
     group.throughput(Throughput::Bytes(ROTATE as u64));
     for threads in [1, 2] {
-        let mut parts: Vec<Vec<u64>> = (0..threads).map(|_| vec![1; ROTATE / 8 / threads]).collect();
+        let mut parts: Vec<Vec<u64>> = (0..threads)
+            .map(|_| vec![1; ROTATE / 8 / threads])
+            .collect();
         group.bench_function(format!("{threads} threads"), |b| {
             b.iter_custom(|iters| {
                 together(&mut parts, iters, |part, _| {
@@ -64,7 +66,9 @@ impl Turning {
         let rest: Vec<Product> = rest.collect::<Result<_, _>>()?;
         Ok(Turning {
             products: std::iter::once(one).chain(rest).collect(),
-            x: (0..rows * k).map(|i| (i % 83) as f32 / 41.0 - 1.0).collect(),
+            x: (0..rows * k)
+                .map(|i| (i % 83) as f32 / 41.0 - 1.0)
+                .collect(),
             out: vec![0.0; rows * n],
             rows,
         })
@@ -89,7 +93,8 @@ fn products(c: &mut Criterion) {
                 for threads in [1, 2] {
                     let part = |_| Turning::new(format, n / threads, k, rows, room / threads);
                     // A format that this CPU has no instruction for is left out.
-                    let Ok(mut parts) = (0..threads).map(part).collect::<Result<Vec<_>, _>>() else {
+                    let Ok(mut parts) = (0..threads).map(part).collect::<Result<Vec<_>, _>>()
+                    else {
                         continue;
                     };
                     group.throughput(match rows {
