@@ -116,6 +116,9 @@ pub struct FormDecl {
     /// Whether calls of one instance may overlap.
     #[serde(default)]
     pub concurrent: bool,
+    /// Whether inputs of a call may have any strides: where a host holds one with gaps, it is then not copied first.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub strided: bool,
     /// Whether packed weights are kept in the place that [`BindParams::kept`] names, and found there again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub keeps_packed: bool,
@@ -452,6 +455,7 @@ impl FormDecl {
             archs: Vec::new(),
             capture: false,
             concurrent: false,
+            strided: false,
             keeps_packed: false,
             priority: 0,
         }

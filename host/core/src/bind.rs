@@ -13,8 +13,8 @@ use structures_catalog::Spec;
 use structures_graph::session::{Install, Session, ViewMut};
 use structures_graph::{AttrValue, Dim, ValueId};
 use structures_loader::{
-    row_capacity, BindSpec, BoundForm, HostTensor, HostTensorMut, Plugin, PluginError, Staged,
-    StatusKind,
+    row_capacity, BindSpec, BoundForm, HostTensor, HostTensorMut, LoaderError, Plugin, PluginError,
+    Staged, StatusKind,
 };
 use structures_plugin_api::abi;
 use structures_plugin_api::describe::{
@@ -353,6 +353,7 @@ impl Bench<'_> {
                 rows: Rows::Capacity(capacity),
                 band: None,
                 concurrent: choice.form.concurrent,
+                strided: false,
             },
             self.on_guard_fail,
             vec![Some(dims_of(*cond))],
@@ -879,6 +880,7 @@ impl Bench<'_> {
                 rows: Rows::Capacity(capacity as usize),
                 band: band.map(|[lo, hi]| (lo as usize, hi as usize)),
                 concurrent: form.concurrent,
+                strided: form.strided,
             },
             note: SeatNote {
                 key: site.seam.key.clone(),
@@ -1213,7 +1215,7 @@ impl Executable for Loaded {
         check_count(n, m)?;
         for (to, input) in given.iter_mut().zip(inputs) {
             if let Some((data, dims)) = input {
-                *to = HostTensor::new(data, dims).map_err(shape)?;
+                *to = given_as_it_lies(data, dims).map_err(shape)?;
             }
         }
         for (to, (data, dims)) in made.iter_mut().zip(outputs) {
@@ -1234,7 +1236,18 @@ impl Loaded {
     }
 }
 
-fn shape(e: structures_loader::LoaderError) -> CallFailure {
+/// Dense data, or a region `[B, heads, T, D]` with room for more positions than it holds.
+fn given_as_it_lies<'a>(data: &'a [f32], dims: &[usize]) -> Result<HostTensor<'a>, LoaderError> {
+    match *dims {
+        [batch, heads, len, d] if data.len() > batch * heads * len * d => {
+            let head = data.len() / (batch * heads).max(1);
+            HostTensor::strided(data, dims, &[heads * head, head, d, 1])
+        }
+        _ => HostTensor::new(data, dims),
+    }
+}
+
+fn shape(e: LoaderError) -> CallFailure {
     CallFailure {
         code: "argument".into(),
         message: e.to_string(),

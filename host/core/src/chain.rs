@@ -618,6 +618,7 @@ mod tests {
             rows: Rows::Capacity(4),
             band: Some((1, 4)),
             concurrent: true,
+            strided: false,
         };
         Seat::new(
             key.into(),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use structures_graph::session::Plan;
-use structures_graph::{Dim, ValueId};
+use structures_graph::{Dim, OpId, ValueId};
 use structures_loader::Plugin;
 use structures_models::PackedWeight;
 use structures_plugin_api::formats::BlockFormat;
@@ -57,13 +57,21 @@ pub fn replay(
     prompt: &[u32],
     on_guard_fail: OnGuardFail,
 ) -> Result<(Plan, Vec<Arc<Seat>>), Error> {
-    // Every byte of the checkpoint is read for its digest: beside the rest, not before it.
+    check(host, receipt)?;
+    let mut names: Vec<String> = receipt.bound().map(|n| n.structure.clone()).collect();
+    names.extend(receipt.blocks.iter().map(|b| b.structure.clone()));
+    names.sort_unstable();
+    names.dedup();
+    let survey = host.survey(model, &names)?;
+    let own = left_to_the_host(model, &survey, receipt);
     std::thread::scope(|threads| {
-        let digest = threads.spawn(|| model.sha256());
-        let bound = check(host, receipt).and_then(|()| {
-            let survey = host.survey(model, &[])?;
-            bind(host, model, &survey, receipt, prompt, on_guard_fail)
+        // What the host itself multiplies with, and every byte of the checkpoint for its digest: beside the rest.
+        let digest = threads.spawn(|| {
+            // What cannot be read is an error of the run that wants it.
+            let _ = model.session().read_params(own);
+            model.sha256()
         });
+        let bound = bind(host, model, &survey, receipt, prompt, on_guard_fail);
         let digest = digest
             .join()
             .unwrap_or_else(|_| Err(Error::invalid("internal", "the digest's thread ended")));
@@ -71,6 +79,21 @@ pub fn replay(
         same_checkpoint(model, receipt, &digest?)?;
         bound
     })
+}
+
+/// Operations of no seat of the receipt.
+fn left_to_the_host(model: &Loaded, survey: &Survey<'_>, receipt: &Receipt) -> Vec<OpId> {
+    let mut seated: HashSet<OpId> = HashSet::new();
+    for note in receipt.bound() {
+        let sites = survey.sites.iter();
+        let site = sites.filter(|s| s.seam.key == note.key && s.spec.name == note.structure);
+        let spans = site
+            .flat_map(|s| &s.spans)
+            .filter(|span| span.name == note.span);
+        seated.extend(spans.flat_map(|span| span.ops.iter().copied()));
+    }
+    let all = model.session().graph().op_ids();
+    all.filter(|op| !seated.contains(op)).collect()
 }
 
 fn bind(

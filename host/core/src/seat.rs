@@ -111,6 +111,8 @@ pub struct Admission {
     pub band: Option<(usize, usize)>,
     /// Calls may come from several threads.
     pub concurrent: bool,
+    /// Inputs may have any strides.
+    pub strided: bool,
 }
 
 /// One seat in a report.
@@ -628,6 +630,10 @@ impl SpanRunner for Seat {
         }
     }
 
+    fn reads_regions(&self) -> bool {
+        self.admission.strided
+    }
+
     fn replay(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<(), GraphError> {
         if self.ledger.is_detached() {
             return Err(self.guard("the seat gave itself up after the step was captured".into()));
@@ -714,6 +720,7 @@ mod tests {
                 rows: Rows::Capacity(8),
                 band,
                 concurrent: false,
+                strided: false,
             },
             mode,
             vec![Some(dims.clone())],
@@ -864,6 +871,7 @@ mod tests {
             rows: Rows::Exact(2),
             band: None,
             concurrent: false,
+            strided: false,
         });
         s.run(&x(2, 4)).unwrap();
         let wrong = |rows, width, dtype| {
@@ -985,6 +993,7 @@ mod tests {
             rows: Rows::Exact(2),
             band: None,
             concurrent: true,
+            strided: false,
         });
         let form = serde_json::to_value(exact.report()).unwrap()["form"].clone();
         assert_eq!(form["rows"], serde_json::json!({ "exact": 2 }));

@@ -88,6 +88,7 @@ fn seat(
             rows: Rows::Capacity(64),
             band: Some((1, 4)),
             concurrent: true,
+            strided: false,
         },
         OnGuardFail::Fallback,
         vec![Some(g.value(x).dims.clone())],

@@ -140,9 +140,8 @@ impl Params {
         }
     }
 
+    /// Nobody waits while it is read; of two who read the same, the first is kept.
     fn bring_back(&self, value: ValueId) -> Result<Option<Tensor>, GraphError> {
-        let mut cells = self.write();
-        let cell = cells.values[value.0].clone();
         let Some((param, _)) = self.graph.param(value) else {
             return Ok(None);
         };
@@ -150,18 +149,22 @@ impl Params {
         let gone = || GraphError::Released {
             param: whole.to_string(),
         };
+        let cell = self.read().values[value.0].clone();
         let tensor = match &cell {
-            // Somebody else was first.
             Cell::Held(t) => return Ok(Some(t.clone())),
             Cell::Other => return Ok(None),
             Cell::Unread => self.source.as_ref().ok_or_else(gone)?.tensor(&whole)?,
             Cell::Gone(from) => from.as_ref().ok_or_else(gone)?.restore(&whole)?,
         };
+        let mut cells = self.write();
+        match &cells.values[value.0] {
+            Cell::Unread => {}
+            Cell::Gone(_) => *cells.restored.entry(whole.to_string()).or_default() += 1,
+            Cell::Held(t) => return Ok(Some(t.clone())),
+            Cell::Other => return Ok(None),
+        }
         for stored in stored(&self.graph).filter(|s| s.param == whole) {
             self.hold(&mut cells, &stored, &tensor)?;
-        }
-        if let Cell::Gone(_) = cell {
-            *cells.restored.entry(whole.to_string()).or_default() += 1;
         }
         match &cells.values[value.0] {
             Cell::Held(t) => Ok(Some(t.clone())),

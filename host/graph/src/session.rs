@@ -108,6 +108,12 @@ pub trait SpanRunner: Send + Sync {
         Ok(Frozen::Tensors)
     }
 
+    /// Whether a region may come to [`SpanRunner::replay`] as it lies: its data are then longer than its dims
+    /// `[B, heads, T, D]`, and every head's positions begin at that multiple of `len / (B * heads)`.
+    fn reads_regions(&self) -> bool {
+        false
+    }
+
     /// One call of a captured step whose runner answered [`Frozen::Served`]: fills the outputs.
     /// An error ends the step. It is counted here, a served call is not.
     fn replay(
@@ -324,6 +330,19 @@ impl Session {
     /// How often each parameter came back after it was released.
     pub fn restored(&self) -> BTreeMap<String, u64> {
         self.params.restored()
+    }
+
+    /// Reads the parameters of these operations now, where they are read later: beside other work.
+    ///
+    /// # Errors
+    /// The source's.
+    pub fn read_params(&self, ops: impl IntoIterator<Item = OpId>) -> Result<(), GraphError> {
+        for op in ops {
+            for value in self.graph.op(op).inputs.iter().flatten() {
+                self.params.get(*value)?;
+            }
+        }
+        Ok(())
     }
 
     /// Empty regions for `batch` rows; `capacity_hint` positions are allocated at the first append.

@@ -353,7 +353,7 @@ vectorised! {
 
 vectorised! {
     /// `clamp(round_half_even(x / scale))`; no `x` is NaN.
-    fn to_words(x: &[f32], scale: f32, limit: f32, out: &mut [i16]) {
+    pub fn to_words(x: &[f32], scale: f32, limit: f32, out: &mut [i16]) {
         for (o, v) in out.iter_mut().zip(x) {
             let code = (v / scale).round_ties_even().clamp(-limit, limit);
             // SAFETY: no NaN, and within the limit, which is within 16 bits.

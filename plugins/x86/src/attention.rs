@@ -93,7 +93,9 @@ pub fn attend(isa: Isa, head: &Head<'_>, rows: &[Row<'_>], scratch: &mut [f32], 
                 }
             }
             for (r, row) in tiled.iter().enumerate() {
-                let scores = &mut scores[r * BLOCK..][..keys];
+                let Some(scores) = scores[r * BLOCK..].first_chunk_mut() else {
+                    continue;
+                };
                 hide(scores, row, first);
                 if let Some(mask) = row.mask {
                     let mask = &mask[first..first + keys];
@@ -120,9 +122,9 @@ pub fn attend(isa: Isa, head: &Head<'_>, rows: &[Row<'_>], scratch: &mut [f32], 
     }
 }
 
-/// Scores of keys that the row does not see.
-fn hide(scores: &mut [f32], row: &Row<'_>, first: usize) {
-    let at = |key: usize| key.saturating_sub(first).min(scores.len());
+/// Scores of keys that the row does not see, or that are not there.
+fn hide(scores: &mut [f32; BLOCK], row: &Row<'_>, first: usize) {
+    let at = |key: usize| key.saturating_sub(first).min(BLOCK);
     let (from, to) = (at(row.keys.start), at(row.keys.end));
     let to = to.max(from);
     scores[..from].fill(f32::NEG_INFINITY);
@@ -185,17 +187,18 @@ vectorised! {
 vectorised! {
     /// Scores become weights relative to the largest score so far, which they may raise; gives what earlier weights are
     /// multiplied with.
-    fn weigh(scores: &mut [f32], largest: &mut f32, sum: &mut f32) -> f32 {
+    fn weigh(scores: &mut [f32; BLOCK], largest: &mut f32, sum: &mut f32) -> f32 {
+        // Lane by lane over a block of fixed size: no shorter rest keeps a loop from being one vector a turn.
         let mut most = [f32::NEG_INFINITY; 16];
-        let mut nan = false;
-        for part in scores.chunks(16) {
-            for (m, s) in most.iter_mut().zip(part) {
-                *m = if *s > *m { *s } else { *m };
-                nan |= s.is_nan();
+        let mut odd = [0_u32; 16];
+        for part in scores.chunks_exact(16) {
+            for i in 0..16 {
+                most[i] = if part[i] > most[i] { part[i] } else { most[i] };
+                odd[i] |= u32::from(part[i].is_nan());
             }
         }
         let most = most.iter().fold(*largest, |a, b| a.max(*b));
-        if nan {
+        if odd.iter().any(|odd| *odd != 0) {
             // Not a number reaches the row's every output.
             scores.fill(f32::NAN);
             *sum = f32::NAN;
@@ -211,12 +214,13 @@ vectorised! {
             false => exp(*largest - most),
         };
         let mut sums = [0f32; 16];
-        for part in scores.chunks_mut(16) {
-            for (sum, s) in sums.iter_mut().zip(part) {
+        for part in scores.chunks_exact_mut(16) {
+            for i in 0..16 {
                 // A hidden key weighs exactly nothing.
-                let weight = if *s == f32::NEG_INFINITY { 0.0 } else { exp(*s - most) };
-                *s = weight;
-                *sum += weight;
+                let weight = exp(part[i] - most);
+                let weight = if part[i] == f32::NEG_INFINITY { 0.0 } else { weight };
+                part[i] = weight;
+                sums[i] += weight;
             }
         }
         *sum = *sum * by + sums.iter().sum::<f32>();

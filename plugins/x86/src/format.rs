@@ -158,6 +158,7 @@ impl Format {
             precision_rank: row.rank,
             quantises: !matches!(row.weights, WeightFormat::None | WeightFormat::Bf16),
             priority: row.priority,
+            strided: leaf.strided,
             keeps_packed: !leaf.points.is_empty(),
             ..FormDecl::new(leaf.structure, row.name, row.format)
         }

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use structures_plugin_api::formats::{
     e4m3_to_f32, f32_to_bf16, f32_to_e2m1, f32_to_e4m3_saturating, fp8_scale, int8_scale,
-    nvfp4_block_scale, nvfp4_global_scale, quantise_int8,
+    nvfp4_block_scale, nvfp4_global_scale,
 };
 use structures_plugin_api::sdk::Failure;
 
-use crate::activations::{largest, Prepared, Want};
+use crate::activations::{largest, to_words, Prepared, Want};
 use crate::adopt;
 use crate::arena::Block;
 use crate::format::Format;
@@ -151,10 +151,11 @@ impl Packed {
                 packed.fill_at(shared, source, |sheet, place, line, lane, values| {
                     let scale = int8_scale(finite(isa, place, values)?);
                     bits[place].store(scale.to_bits(), Ordering::Relaxed);
-                    for (i, value) in values.iter().enumerate() {
-                        let code = i16::from(quantise_int8(*value, scale)) + int8::OFFSET;
+                    let mut codes = vec![0; values.len()];
+                    to_words(isa, values, scale, 127.0, &mut codes);
+                    for (i, code) in codes.iter().enumerate() {
                         let at = int8::position(lane, i % int8::STEP);
-                        sheet.unit(i / int8::STEP, line)[at] = code as u8;
+                        sheet.unit(i / int8::STEP, line)[at] = (code + int8::OFFSET) as u8;
                     }
                     Ok(())
                 })?;

@@ -684,7 +684,9 @@ impl<'a> Compiler<'a> {
                             ..
                         }) => {
                             let len = dims.iter().product();
-                            Read::Region(*r, self.lives.buffer(len, self.steps.len()))
+                            let copied = !install.runner.reads_regions();
+                            let at = self.steps.len();
+                            Read::Region(*r, copied.then(|| self.lives.buffer(len, at)))
                         }
                         Some(place) => {
                             let slice = self.slice(place, &install.name)?;
@@ -696,8 +698,8 @@ impl<'a> Compiler<'a> {
                 for read in &inputs {
                     match read {
                         Read::Slice(s, _) => self.touch(s.source),
-                        Read::Region(_, buf) => self.touch(Source::Buf(*buf)),
-                        Read::Absent => {}
+                        Read::Region(_, Some(buf)) => self.touch(Source::Buf(*buf)),
+                        Read::Region(_, None) | Read::Absent => {}
                     }
                 }
                 let mut outputs = Vec::new();

@@ -704,7 +704,7 @@ impl Run<'_> {
     ) -> Result<(), GraphError> {
         let planned = &self.runners[runner];
         for read in inputs {
-            if let Read::Region(region, buf) = read {
+            if let Read::Region(region, Some(buf)) = read {
                 let Some(t) = self.state.whole(*region) else {
                     return Err(no_region(self.graph, *region));
                 };
@@ -731,7 +731,10 @@ impl Run<'_> {
                         region_dims[i] = [d[0], d[1], self.valid, d[3]];
                     }
                     let len: usize = region_dims[i].iter().product();
-                    data[i] = Some(Held::Arena(&rest.get(*buf)[..len]));
+                    data[i] = match buf {
+                        Some(buf) => Some(Held::Arena(&rest.get(*buf)[..len])),
+                        None => self.state.whole(*region).map(held),
+                    };
                 }
             }
         }

@@ -89,8 +89,8 @@ pub(super) enum Read {
     Absent,
     /// Elements with these dims.
     Slice(Slice, Vec<usize>),
-    /// The valid part of a region, copied into a buffer before the call.
-    Region(usize, Buf),
+    /// The valid part of a region, copied into a buffer before the call; without one the runner reads it as it lies.
+    Region(usize, Option<Buf>),
 }
 
 /// One step.

@@ -553,3 +553,73 @@ fn b_212_the_manifest_names_windows_regions_and_stages() {
     assert!(m.stages.iter().all(|s| s.in_place));
     assert_eq!((m.batch, m.tokens, m.capacity), (1, 1, ROOM));
 }
+
+/// Keeps the keys it was given, position by position, and answers zeros.
+struct Keys {
+    as_they_lie: bool,
+    seen: std::sync::Mutex<Vec<Vec<f32>>>,
+}
+
+impl SpanRunner for Keys {
+    fn run(&self, _: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
+        Ok(SpanOutcome::Host)
+    }
+
+    fn freeze(&self, _: &[Option<&[usize]>]) -> Result<Frozen, GraphError> {
+        Ok(SERVED)
+    }
+
+    fn reads_regions(&self) -> bool {
+        self.as_they_lie
+    }
+
+    fn replay(
+        &self,
+        inputs: &[Option<View<'_>>],
+        outputs: &mut [ViewMut<'_>],
+    ) -> Result<(), GraphError> {
+        let (keys, dims) = inputs[1].unwrap();
+        let [batch, heads, len, d] = *dims else {
+            panic!("{dims:?}")
+        };
+        let dense = batch * heads * len * d;
+        assert_eq!(keys.len() > dense, self.as_they_lie, "room for {ROOM}");
+        let head = keys.len() / (batch * heads);
+        let valid = keys.chunks(head).flat_map(|head| &head[..len * d]);
+        self.seen.lock().unwrap().push(valid.copied().collect());
+        outputs[0].0.fill(0.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_region_comes_dense_or_as_it_lies_and_is_the_same_either_way() {
+    let s = session();
+    let seen = [false, true].map(|as_they_lie| {
+        let runner = Arc::new(Keys {
+            as_they_lie,
+            seen: Default::default(),
+        });
+        let g = s.graph();
+        let out = g.value_named("attn.a").unwrap();
+        let (op, _) = g.producer(out).unwrap();
+        let install = Install {
+            name: "attn".into(),
+            ops: vec![op],
+            inputs: g.op(op).inputs[..3].to_vec(),
+            outputs: vec![out],
+            runner: runner.clone(),
+        };
+        let plan = s.plan(vec![install]).unwrap();
+        let mut state = prefilled(&s, 4);
+        let mut step = capture(&s, &plan, &state, &[]).unwrap();
+        for _ in 0..3 {
+            step.replay(&mut state, &Alone).unwrap();
+        }
+        let seen = runner.seen.lock().unwrap().clone();
+        seen
+    });
+    let lens: Vec<usize> = seen[0].iter().map(Vec::len).collect();
+    assert_eq!(lens, [5, 6, 7].map(|n| n * 4));
+    assert_eq!(seen[0], seen[1]);
+}

@@ -12,6 +12,7 @@ use crate::ports;
 use crate::Shared;
 
 pub const LEAF: Leaf = Leaf {
+    strided: true,
     // The keys of a call are what the call brings.
     variants: &[
         ("kv_cadence", &["per_call"]),

@@ -40,6 +40,8 @@ pub struct Leaf {
     pub scale_groups: &'static [&'static [&'static str]],
     /// Whether its unquantised form takes packed rows of a checkpoint.
     pub packed: bool,
+    /// Whether inputs of any strides are read as they lie.
+    pub strided: bool,
     /// Axes of which not every value is accepted.
     pub variants: &'static [(&'static str, &'static [&'static str])],
     /// Binds it in a format.
@@ -61,6 +63,7 @@ impl Leaf {
             points: &[],
             scale_groups: &[],
             packed: false,
+            strided: false,
             variants: &[],
             bind,
         }
