@@ -334,7 +334,7 @@ fn smollm2_replays_exactly_allocates_nothing_and_lets_its_host_go() {
     captured.warm_up(&mut state, &Alone, 3).unwrap();
     drop(captured);
     assert_eq!(state.len(), untouched.len());
-    let mut after = |state: &mut State| bits(&step(m, &host_plan, state, want[0]).unwrap());
+    let after = |state: &mut State| bits(&step(m, &host_plan, state, want[0]).unwrap());
     assert_eq!(after(&mut state), after(&mut untouched));
     assert_eq!(counts(&swaps.seats), counted);
     drop((state, untouched));
