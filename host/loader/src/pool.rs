@@ -429,9 +429,6 @@ impl Shared {
             if self.shutdown.load(Ordering::Relaxed) {
                 return None;
             }
-            // On a busy machine whoever spins is taken off its core sooner or later. Better here, where nobody waits for
-            // this thread, than inside the next region, whose caller does. On an idle one this returns at once.
-            std::thread::yield_now();
             if self.awake.load(Ordering::Relaxed) > 0 {
                 kept_awake = true;
             } else if kept_awake || start.elapsed() > SPIN {
