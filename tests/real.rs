@@ -5,9 +5,24 @@
 
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use candle_core::{Device, Tensor};
 use serde_json::Value as Json;
+use structures::attach::{auto_swaps, Options, Swaps};
+use structures::decode::DecodeLoop;
+use structures::host::Loaded;
+use structures::progress::Silent;
+use structures::release::{consume, note};
+use structures::sampling::Choose;
+use structures::seat::{Admission, CallFailure, Executable, OnGuardFail, Rows, Seat};
+use structures::workload::Workload;
+use structures_graph::session::{Install, State};
+use structures_graph::{Alone, Capture, Dim, Greedy};
+use structures_models::generate::{greedy, prefill, step};
+use structures_tests::in_process::{any_speed, host, made_samples};
 use structures_tests::{json, plugins, root, structures, units};
 
 /// Measured on two cores with AVX-512 VNNI: decode in 1/1.8 of the host's time.
@@ -242,4 +257,215 @@ fn smollm2_writes_the_same_tokens_captured_and_eager() {
         "{}",
         serde_json::to_string_pretty(&document["rows"]).unwrap()
     );
+}
+
+fn bits(scores: &Tensor) -> Vec<u32> {
+    let values = scores.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    values.into_iter().map(f32::to_bits).collect()
+}
+
+/// Everything attached, in this process.
+fn attached(model: &Loaded) -> Option<Swaps> {
+    let dir = plugins(&["x86"]);
+    let options = Options {
+        workload: Some(Workload::Decode),
+        ..any_speed("w8a16_decode")
+    };
+    let samples = made_samples(3, 24);
+    let swaps = auto_swaps(&host(dir.path()), model, &samples, &options, &Silent).unwrap();
+    if swaps.seats.is_empty() {
+        println!("skipped: this machine lacks what the forms need");
+        return None;
+    }
+    Some(swaps)
+}
+
+/// 512 tokens by replays are those of the eager form, still after 100 repeats; replays allocate nothing, a warm-up leaves no
+/// trace, and with the host's weights let go everything is the same in less memory.
+#[test]
+#[ignore = "needs the fetched checkpoint: cargo xtask fetch-model smollm2"]
+fn smollm2_replays_exactly_allocates_nothing_and_lets_its_host_go() {
+    const N: usize = 512;
+    let Some(path) = fetched("smollm2") else {
+        return;
+    };
+    let model = Loaded::open(&path).unwrap();
+    let m = &model.model;
+    let Some(swaps) = attached(&model) else {
+        return;
+    };
+    let prompt = m
+        .tokenizer()
+        .unwrap()
+        .encode("The history of the city begins with", true)
+        .unwrap();
+    let mut state = m.session.new_state(1, prompt.len() + N);
+    let mut want = vec![greedy(&prefill(m, &swaps.plan, &mut state, &prompt).unwrap()).unwrap()];
+    while want.len() < N {
+        let last = *want.last().unwrap();
+        want.push(greedy(&step(m, &swaps.plan, &mut state, last).unwrap()).unwrap());
+    }
+    drop(state);
+
+    // A warm-up on a state that holds something: a step of the host afterwards cannot tell.
+    let host_plan = m.session.host_plan();
+    let mut state = m.session.new_state(1, 64);
+    state.reserve().unwrap();
+    prefill(m, &host_plan, &mut state, &prompt).unwrap();
+    let mut untouched = state.clone_deep().unwrap();
+    let inputs = [
+        Tensor::new(&[[want[0]]], &Device::Cpu).unwrap(),
+        Tensor::new(&[prompt.len() as u32], &Device::Cpu).unwrap(),
+    ];
+    let capture = Capture {
+        inputs: &inputs,
+        state: &state,
+        windows: &[],
+        greedy: Some(Greedy {
+            scores: 0,
+            token: 0,
+            position: 1,
+        }),
+    };
+    let counts =
+        |seats: &[Arc<Seat>]| -> Vec<_> { seats.iter().map(|s| s.ledger.counts()).collect() };
+    let counted = counts(&swaps.seats);
+    let mut captured = m.session.capture(&swaps.plan, &capture).unwrap();
+    captured.warm_up(&mut state, &Alone, 3).unwrap();
+    drop(captured);
+    assert_eq!(state.len(), untouched.len());
+    let after = |state: &mut State| bits(&step(m, &host_plan, state, want[0]).unwrap());
+    assert_eq!(after(&mut state), after(&mut untouched));
+    assert_eq!(counts(&swaps.seats), counted);
+    drop((state, untouched));
+
+    let text = |l: &mut DecodeLoop<'_>, n| {
+        let on = &mut |_| ControlFlow::Continue(());
+        l.generate_past_ends(&prompt, n, Choose::Greedy, on)
+            .unwrap()
+            .tokens
+    };
+    let mut l = DecodeLoop::new(&model, swaps.plan.clone(), prompt.len() + N + 64).unwrap();
+    assert!(
+        l.manifest().allocating.is_empty(),
+        "{:?}",
+        l.manifest().allocating
+    );
+    assert_eq!(text(&mut l, N), want);
+    for repeat in 0..100 {
+        assert_eq!(text(&mut l, 12), want[..12], "repeat {repeat}");
+    }
+    assert_eq!(text(&mut l, N), want);
+    let mut more = [0; 60];
+    let made = allocation_counter::measure(|| l.go_on(&mut more).unwrap());
+    assert_eq!((made.count_total, made.bytes_total), (0, 0));
+    drop(l);
+
+    let before = resident();
+    let released = consume(&model, &swaps.plan).unwrap();
+    let fell = before.saturating_sub(resident());
+    println!("{}; {} MB less resident", released.summary(), fell >> 20);
+    assert!(fell > released.released.bytes / 2);
+    let mut l = DecodeLoop::new(&model, swaps.plan.clone(), 128).unwrap();
+    assert_eq!(text(&mut l, 48), want[..48]);
+    assert!(note(&model, l.plan()).restored.is_empty());
+    let clean = structures::judge::summary(&swaps.seats);
+    assert!(clean.clean, "{clean:?}");
+}
+
+/// Resident memory in bytes.
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+/// A form that is there already.
+struct Nothing;
+
+impl Executable for Nothing {
+    fn call(
+        &self,
+        _: &[Option<(&[f32], &[usize])>],
+        _: &mut [(Vec<f32>, Vec<usize>)],
+    ) -> Result<(), CallFailure> {
+        Ok(())
+    }
+    fn call_into(
+        &self,
+        _: &[Option<(&[f32], &[usize])>],
+        _: &mut [(&mut [f32], &[usize])],
+    ) -> Result<(), CallFailure> {
+        Ok(())
+    }
+}
+
+/// What a step costs beside the forms' kernels: the same step whose forms do nothing. That is dispatch, ledger and glue, and
+/// the host's own norms, rotations and attention as well, so it is an upper bound.
+#[test]
+#[ignore = "needs the fetched checkpoint: cargo xtask fetch-model smollm2"]
+fn smollm2_s_step_outside_kernels() {
+    let Some(path) = fetched("smollm2") else {
+        return;
+    };
+    let model = Loaded::open(&path).unwrap();
+    let Some(swaps) = attached(&model) else {
+        return;
+    };
+    let g = model.session().graph();
+    let hollow = swaps.plan.installs().iter().map(|i| {
+        let dims = |v: &structures_graph::ValueId| g.value(*v).dims.clone();
+        let inputs: Vec<_> = i.inputs.iter().map(|v| v.as_ref().map(dims)).collect();
+        let width = match inputs.iter().flatten().next().and_then(|d| d.last()) {
+            Some(Dim::Size(n)) => *n,
+            _ => 0,
+        };
+        let admission = Admission {
+            width,
+            rows: Rows::Capacity(4096),
+            band: None,
+            concurrent: true,
+        };
+        let outputs = i.outputs.iter().map(dims).collect();
+        let mode = OnGuardFail::Fallback;
+        let form = Box::new(Nothing);
+        let seat = Seat::new(i.name.clone(), form, admission, mode, inputs, outputs);
+        Install {
+            runner: seat,
+            ..i.clone()
+        }
+    });
+    let hollow = model.session().plan(hollow.collect()).unwrap();
+    let mut real = DecodeLoop::new(&model, swaps.plan.clone(), 256).unwrap();
+    let mut empty = DecodeLoop::new(&model, hollow, 256).unwrap();
+    let prompt: Vec<u32> = (1..33).collect();
+    let on = &mut |_| ControlFlow::Continue(());
+    let mut micros = |l: &mut DecodeLoop<'_>| {
+        // Scores of hollow forms are whatever lies there; they choose some token.
+        let done = l
+            .generate_past_ends(&prompt, 49, Choose::Greedy, on)
+            .unwrap();
+        done.decode.as_secs_f64() * 1e6 / done.steps as f64
+    };
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for _ in 0..7 {
+        with.push(micros(&mut real));
+        without.push(micros(&mut empty));
+    }
+    let middle = |v: &mut Vec<f64>| {
+        v.sort_by(f64::total_cmp);
+        (v[v.len() / 2], v[0])
+    };
+    let (with, without) = (middle(&mut with), middle(&mut without));
+    println!(
+        "{} seats: step {:.0} us ({:.0} at best), outside the forms {:.0} us ({:.0}): {:.1} % ({:.1} %)",
+        swaps.seats.len(),
+        with.0,
+        with.1,
+        without.0,
+        without.1,
+        100.0 * without.0 / with.0,
+        100.0 * without.1 / with.1
+    );
+    assert!(without.0 < with.0);
 }

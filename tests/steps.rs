@@ -290,6 +290,13 @@ fn b_509_a_block_takes_its_gated_sums_along() {
     let plain = run(&model, &model.session().host_plan(), 12, 0);
     let composed = run(&model, &a.plan, 12, 0);
     assert!(cosine(&plain, &composed) > 0.99);
+    // Captured steps call the same installs in memory of their own, and allocate nothing.
+    let measured = |replay: &mut dyn FnMut()| {
+        let made = allocation_counter::measure(replay);
+        assert_eq!((made.count_total, made.bytes_total), (0, 0));
+    };
+    let called = structures_tests::in_process::replay_installs(&model, &a.plan, 12, &measured);
+    assert_eq!(called, 4);
     // And again from the receipt.
     let (plan, seats) = replayed(&host, &model, &a);
     assert_eq!(seats.len(), a.seats.len());

@@ -229,6 +229,25 @@ fn b_143_b_474_a_wired_pair_computes_bit_for_bit_what_its_forms_do_alone() {
 }
 
 #[test]
+fn a_captured_pair_says_what_it_says_eagerly_and_allocates_nothing() {
+    let (_dir, host) = host();
+    let model = blocks::model(&[Block::Plain, Block::Regrouped]);
+    let a = attached(&host, &model, &options("fp8_static"));
+    assert_eq!(a.receipt.negotiated.len(), 4);
+    let measured = |replay: &mut dyn FnMut()| {
+        let made = allocation_counter::measure(replay);
+        assert_eq!((made.count_total, made.bytes_total), (0, 0));
+    };
+    let chains = a
+        .plan
+        .installs()
+        .iter()
+        .filter(|i| i.name.starts_with("chain:"));
+    assert_eq!(chains.count(), 4);
+    assert!(in_process::replay_installs(&model, &a.plan, 12, &measured) > 4);
+}
+
+#[test]
 fn b_142_too_many_rows_or_no_scale_form_no_pair() {
     let (_dir, host) = host();
     let model = blocks::model(&[Block::Plain]);

@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
+use candle_core::{Device, Tensor};
 use structures::attach::Options;
 use structures::gates::Schedule;
 use structures::host::{Host, HostOptions, Loaded};
 use structures::samples::{Sample, Samples};
 use structures::workload::{Runner, Workload};
-use structures_graph::session::Plan;
-use structures_graph::GraphError;
+use structures_graph::session::{Frozen, Plan, SpanOutcome, View, ViewMut};
+use structures_graph::{Dim, GraphError, ValueId};
 
 use crate::{build_dir, demo};
 
@@ -69,4 +70,69 @@ pub fn try_logits(model: &Loaded, plan: &Plan) -> Result<Vec<f32>, GraphError> {
 pub fn logits(model: &Loaded, plan: &Plan) -> Vec<u32> {
     let values = try_logits(model, plan).unwrap();
     values.into_iter().map(f32::to_bits).collect()
+}
+
+/// Calls every install of a plan at so many rows, eagerly and as a captured step would, on the same made values: the same
+/// bits. `measured` is handed the replay itself; how many installs there were.
+pub fn replay_installs(
+    model: &Loaded,
+    plan: &Plan,
+    rows: usize,
+    measured: &dyn Fn(&mut dyn FnMut()),
+) -> usize {
+    let graph = model.session().graph();
+    let dims = |v: &ValueId| -> Vec<usize> {
+        let size = |d: &Dim| match d {
+            Dim::Size(n) => *n,
+            Dim::Symbol(s) if s == "B" => 1,
+            Dim::Symbol(_) => rows,
+        };
+        graph.value(*v).dims.iter().map(size).collect()
+    };
+    for install in plan.installs() {
+        let name = &install.name;
+        let inputs: Vec<Option<Tensor>> = install
+            .inputs
+            .iter()
+            .map(|v| {
+                let v = v.as_ref()?;
+                let dims = dims(v);
+                let n: usize = dims.iter().product();
+                let made = (0..n).map(|i| ((i * 37 + v.0) % 101) as f32 / 50.0 - 1.0);
+                Some(Tensor::from_vec(made.collect(), dims, &Device::Cpu).unwrap())
+            })
+            .collect();
+        let SpanOutcome::Done(want) = install.runner.run(&inputs).unwrap() else {
+            panic!("{name}: the host ran");
+        };
+        let sizes: Vec<Option<&[usize]>> = inputs
+            .iter()
+            .map(|t| t.as_ref().map(Tensor::dims))
+            .collect();
+        let frozen = install.runner.freeze(&sizes).unwrap();
+        assert_eq!(frozen, Frozen::Served { allocates: false }, "{name}");
+        let flat = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let data: Vec<Option<Vec<f32>>> = inputs.iter().map(|t| t.as_ref().map(flat)).collect();
+        let views: Vec<Option<View<'_>>> = data
+            .iter()
+            .zip(&sizes)
+            .map(|(data, dims)| data.as_deref().zip(*dims))
+            .collect();
+        let made: Vec<Vec<usize>> = install.outputs.iter().map(dims).collect();
+        let mut out: Vec<Vec<f32>> = made
+            .iter()
+            .map(|d| vec![f32::NAN; d.iter().product()])
+            .collect();
+        let mut outputs: Vec<ViewMut<'_>> = out
+            .iter_mut()
+            .zip(&made)
+            .map(|(data, dims)| (data.as_mut_slice(), dims.as_slice()))
+            .collect();
+        measured(&mut || install.runner.replay(&views, &mut outputs).unwrap());
+        for (got, want) in out.iter().zip(&want) {
+            let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(got), bits(&flat(want)), "{name}");
+        }
+    }
+    plan.installs().len()
 }

@@ -197,6 +197,7 @@ const HELP: &[(&str, &str)] = &[
     ("format_unknown", "--adopt alone takes every format over; --adopt=q8_0,q4_k only those"),
     ("nothing_to_adopt", "leave --adopt out; `structures discover MODEL` shows what a model stores, `plugins show ID` what a form takes"),
     ("adopted_no_detach", "open the model again without adopting"),
+    ("released_for_good", "open the model again: what was released for good does not come back"),
     ("tensor", "configuration and weights must belong together: get both again"),
     ("non_finite", "the weights are damaged or diverged: get the checkpoint again"),
     ("tokenizer", "a model directory needs its tokenizer.json"),

@@ -24,6 +24,7 @@ use crate::crew::Shift;
 use crate::error::Error;
 use crate::host::Loaded;
 use crate::sampling::{Choose, Sampler};
+use crate::workspace::{Exclusive, Workspace};
 
 /// A window is a multiple of so many positions.
 const WINDOW_STEP: usize = 8;
@@ -39,6 +40,8 @@ pub struct DecodeLoop<'m> {
     recovered: usize,
     /// The token the last call chose and did not run.
     next: u32,
+    /// Counts the state and the arena for as long as they are there.
+    held: [Exclusive<'static>; 2],
 }
 
 /// Scores of the last step: in the step, or of one the eager form made.
@@ -78,6 +81,7 @@ impl<'m> DecodeLoop<'m> {
         // A state has room for some positions at least.
         let window = window.max(state.room());
         let step = captured(model.session(), &plan, &state)?;
+        let held = counted(&step);
         let mut made = DecodeLoop {
             model,
             plan,
@@ -86,8 +90,10 @@ impl<'m> DecodeLoop<'m> {
             window,
             recovered: 0,
             next: 0,
+            held,
         };
         made.warm_up()?;
+        made.held = counted(&made.step);
         Ok(made)
     }
 
@@ -267,6 +273,7 @@ impl<'m> DecodeLoop<'m> {
         let plan = model.session().plan(others)?;
         let scores = generate::step(&model.model, &plan, &mut self.state, token)?;
         self.step = captured(model.session(), &self.plan, &self.state)?;
+        self.held = counted(&self.step);
         self.recovered += 1;
         Ok(Scores::Made(scores))
     }
@@ -289,6 +296,17 @@ impl<'m> DecodeLoop<'m> {
             }
         }
     }
+}
+
+/// The memory of a step as what it is: nobody else's.
+fn counted(step: &StaticPlan) -> [Exclusive<'static>; 2] {
+    let regions = step.manifest().regions;
+    let state = regions.iter().map(|r| r.bytes).sum();
+    let all = Workspace::global();
+    [
+        all.exclusive("state", state),
+        all.exclusive("step", step.bytes()),
+    ]
 }
 
 /// One step of one token on a state of this form.

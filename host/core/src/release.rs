@@ -20,7 +20,7 @@ use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use structures_graph::session::{Originals, Stored};
-use structures_graph::{GraphError, OpId, ParamRef, Plan, Session, ValueId};
+use structures_graph::{Dim, GraphError, OpId, ParamRef, Plan, Session, ValueId};
 use structures_models::generate::PROMPT_PASS;
 use structures_models::params::CheckpointParams;
 
@@ -207,16 +207,23 @@ fn holds(session: &Session, param: &ParamRef) -> bool {
 /// Bytes of the host's copy: all rows, whatever part of them the graph reads.
 fn bytes(model: &Loaded, stored: &Stored) -> u64 {
     let map = &model.model.description.params;
-    let dims = map
-        .get(&stored.param.path, &stored.param.name)
-        .map(|(spec, _)| spec.dims.iter().product::<usize>());
-    (dims.unwrap_or(0) * size_of::<f32>()) as u64
+    let graph = model.session().graph();
+    let here = |v: &ValueId| -> usize {
+        let size = |d: &Dim| if let Dim::Size(n) = d { *n } else { 1 };
+        graph.value(*v).dims.iter().map(size).product()
+    };
+    let elements = match map.get(&stored.param.path, &stored.param.name) {
+        Some((spec, _)) => spec.dims.iter().product(),
+        // A model that no checkpoint describes: what the graph reads.
+        None => stored.values.iter().map(here).sum::<usize>(),
+    };
+    (elements * size_of::<f32>()) as u64
 }
 
 /// Lets go of the host's weights where the seats of a plan serve every planned call. What was let go before stays so.
 ///
 /// # Errors
-/// What reading the checkpoint gives; nothing is lost then.
+/// A tensor that cannot be read in memory; nothing is lost then.
 pub fn consume(model: &Loaded, plan: &Plan) -> Result<ReleaseNote, Error> {
     let session = model.session();
     let loader = Arc::new(model.model.description.loader());
@@ -229,11 +236,13 @@ pub fn consume(model: &Loaded, plan: &Plan) -> Result<ReleaseNote, Error> {
     };
     for stored in &idle.params {
         if session.holds(stored) {
-            let whole = load(&loader, &stored.param)?;
-            if !matches!(session.holds_this(stored, &whole), Ok(true)) {
+            // A file that is gone or holds something else gives nothing back.
+            let whole = load(&loader, &stored.param).ok();
+            let same = |t: &Tensor| matches!(session.holds_this(stored, t), Ok(true));
+            let Some(whole) = whole.filter(same) else {
                 note.in_memory.add(bytes(model, stored));
                 continue;
-            }
+            };
             let from: Arc<dyn Originals> = Arc::new(InFile {
                 loader: loader.clone(),
                 digest: digest(&whole)?,

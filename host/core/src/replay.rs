@@ -239,7 +239,15 @@ fn bind(
             ));
         };
         let pair = parts.split_off(1);
-        bounds.extend(compose::join(&name, first, parts.remove(0), pair, after));
+        let graph = model.session().graph();
+        bounds.extend(compose::join(
+            graph,
+            &name,
+            first,
+            parts.remove(0),
+            pair,
+            after,
+        ));
     }
     let plan = model.session().plan(installs(&bounds))?;
     Ok((plan, bounds.into_iter().map(|b| b.seat).collect()))

@@ -293,3 +293,113 @@ fn cut(param: &ParamRef, dims: &[Dim], stored: Tensor) -> Result<Tensor, GraphEr
         Err(mismatch(format!("{:?}", t.dims())))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::captured::{Capture, Greedy};
+    use crate::session::tests::{decoder, Random};
+    use crate::{ParamSource, Session};
+    use candle_core::Device;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// What a session was loaded from, and how often it was asked.
+    #[derive(Default)]
+    struct File(AtomicUsize);
+
+    impl Originals for File {
+        fn restore(&self, param: &ParamRef) -> Result<Tensor, GraphError> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Random.tensor(param)
+        }
+    }
+
+    fn inputs(from: u32, n: u32) -> [Tensor; 2] {
+        let ids: Vec<u32> = (0..n).map(|i| (from + i) % 11).collect();
+        let at: Vec<u32> = (from..from + n).collect();
+        [
+            Tensor::from_vec(ids, (1, n as usize), &Device::Cpu).unwrap(),
+            Tensor::from_vec(at, n as usize, &Device::Cpu).unwrap(),
+        ]
+    }
+
+    fn run(s: &Session) -> Result<Vec<u32>, GraphError> {
+        let out = s.run(&s.host_plan(), &inputs(0, 3), &mut s.new_state(1, 0), None)?;
+        let out = out[0].flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        Ok(out.into_iter().map(f32::to_bits).collect())
+    }
+
+    #[test]
+    fn a_released_parameter_comes_back_whole_once_it_is_read() {
+        let s = Session::new(decoder(), &Random).unwrap();
+        let want = run(&s).unwrap();
+        let file = Arc::new(File::default());
+        let from: Arc<dyn Originals> = file.clone();
+        let stored = s.stored();
+        let qkv = stored.iter().find(|p| p.param.path == "qkv").unwrap();
+        assert_eq!(qkv.values.len(), 3, "three ranges of its rows");
+        for round in 1..=2 {
+            s.release(&qkv.param, Some(&from));
+            assert!(!s.holds(qkv) && stored.iter().filter(|p| !s.holds(p)).count() == 1);
+            assert_eq!(run(&s).unwrap(), want);
+            assert!(s.holds(qkv));
+            assert_eq!(
+                file.0.load(Ordering::Relaxed),
+                round,
+                "asked once for all ranges"
+            );
+            assert_eq!(s.restored()[&qkv.param.to_string()], round as u64);
+        }
+        assert!(s
+            .holds_this(qkv, &Random.tensor(&qkv.param).unwrap())
+            .unwrap());
+        let other = Random
+            .tensor(&qkv.param)
+            .unwrap()
+            .affine(1.0, 1e-6)
+            .unwrap();
+        assert!(!s.holds_this(qkv, &other).unwrap());
+    }
+
+    #[test]
+    fn what_was_let_go_for_good_is_an_error_that_names_it() {
+        let s = Session::new(decoder(), &Random).unwrap();
+        let stored = s.stored();
+        let o = stored.iter().find(|p| p.param.path == "o").unwrap();
+        s.release(&o.param, None);
+        match run(&s).unwrap_err() {
+            GraphError::Released { param } => assert_eq!(param, o.param.to_string()),
+            e => panic!("{e}"),
+        }
+        assert!(s.param(&o.param).is_err() && s.restored().is_empty());
+    }
+
+    #[test]
+    fn a_captured_step_reads_what_comes_back_and_keeps_what_it_has() {
+        let s = Session::new(decoder(), &Random).unwrap();
+        let from: Arc<dyn Originals> = Arc::new(File::default());
+        let mut state = s.new_state(1, 16);
+        state.reserve().unwrap();
+        let inputs = inputs(0, 1);
+        let capture = || {
+            s.capture(
+                &s.host_plan(),
+                &Capture {
+                    inputs: &inputs,
+                    state: &state,
+                    windows: &[],
+                    greedy: None::<Greedy>,
+                },
+            )
+        };
+        let all = s.stored();
+        let release = |from| all.iter().for_each(|p| s.release(&p.param, from));
+        release(Some(&from));
+        let mut step = capture().unwrap();
+        assert!(all.iter().all(|p| s.holds(p)));
+        release(None);
+        assert!(matches!(capture(), Err(GraphError::Released { .. })));
+        step.replay(&mut state, &crate::Alone).unwrap();
+        assert_eq!(state.len(), 1);
+    }
+}

@@ -16,6 +16,7 @@ use structures::release;
 use structures::sampling::Choose;
 use structures::seat::OnGuardFail;
 use structures::stops::Stops;
+use structures::workspace::Workspace;
 use structures_graph::{GraphError, Plan};
 use structures_models::generate::generate_until;
 use structures_models::{ModelError, Stop};
@@ -129,9 +130,11 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         }
     };
     let max_new = args.max_new_tokens;
+    let mut workspace = Workspace::global().report();
     let (done, form) = match form {
         Form::Captured(mut decode) => {
             let done = decode.generate(&prompt, max_new, choose(args), &mut on_token)?;
+            workspace = Workspace::global().report();
             (done, "captured")
         }
         Form::Eager => (
@@ -157,7 +160,7 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         let mut document = json!({
             "text": text, "tokens": done.tokens, "prompt_tokens": done.prompt,
             "prefill_tps": done.prefill_tps(), "decode_tps": done.decode_tps(), "ledger": ledger,
-            "form": form, "stop": stop_name(done.stop),
+            "form": form, "stop": stop_name(done.stop), "workspace": workspace,
         });
         if let Some(released) = released {
             document["released"] = json!(released);

@@ -245,6 +245,7 @@ impl<'a> Prepared<'a> {
         let name = format!("block:{}", site.id());
         let pick = |list: &[usize]| list.iter().map(|i| active[*i].clone()).collect::<Vec<_>>();
         Ok(join(
+            self.model.session().graph(),
             &name,
             pick(&found.first),
             sum(found.before)?,
