@@ -5,13 +5,14 @@
 
 use std::collections::BTreeSet;
 
-use structures::attach::{attach, auto_swaps, Options, Swaps};
+use structures::attach::{attach, auto_swaps, Attachment, Options, Swaps};
 use structures::choose::Pin;
 use structures::host::{Host, Loaded};
 use structures::progress::Silent;
+use structures::receipt::Receipt;
 use structures::replay::replay;
 use structures::samples::Samples;
-use structures::seat::OnGuardFail;
+use structures::seat::{OnGuardFail, Seat};
 use structures::station::Station;
 use structures_graph::session::Plan;
 use structures_graph::{OpKind, ValueId};
@@ -203,6 +204,156 @@ fn a_device_its_code_was_not_built_for_is_refused_by_name() {
     assert!(swaps.seats.is_empty());
     let codes: BTreeSet<&str> = swaps.refused.iter().map(|r| r.code.as_str()).collect();
     assert!(codes.contains("arch_not_declared"), "{codes:?}");
+}
+
+/// One attachment of `PLACED` with the simulated device; whole prompts, eagerly.
+fn attached(host: &Host, model: &Loaded, mode: OnGuardFail) -> Attachment {
+    let options = Options {
+        on_guard_fail: mode,
+        ..options(1)
+    };
+    attach(host, model, &samples(), &options, &Silent).unwrap()
+}
+
+/// Installs of a plan that are no host operations.
+fn seats_alone(model: &Loaded, plan: &Plan) -> Plan {
+    let seats = plan.installs().iter();
+    let seats = seats.filter(|i| !i.name.starts_with("operation:"));
+    model.session().plan(seats.cloned().collect()).unwrap()
+}
+
+#[test]
+fn host_operations_run_where_the_seats_are_and_only_real_edges_copy() {
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let host = host(dir.path());
+    let model = model();
+    let attached = attached(&host, &model, OnGuardFail::Fallback);
+    let receipt = &attached.receipt;
+    let union = receipt.union.as_ref().unwrap();
+    assert_eq!(union.outcome, "activated", "{union:?}");
+    let rows = &receipt.device_operations;
+    let count = |kind: &str| {
+        let row = rows.iter().find(|r| r.kind == kind);
+        row.map_or(0, |r| r.count)
+    };
+    let graph = model.session().graph();
+    let (layers, taken) = (2 * graph.states.len() / 4, count("add"));
+    assert!(taken >= layers && count("embedding") == 1, "{rows:?}");
+    for row in rows {
+        assert_eq!((row.plugin.as_str(), row.device.index), ("portable", 1));
+        assert_eq!(row.values.len(), row.count);
+    }
+    let operations: usize = rows.iter().map(|r| r.count).sum();
+    assert_eq!(union.operations, operations);
+    assert_eq!(attached.seats.len(), receipt.seats.len() + operations);
+    // They are in the ledger, and each of them ran.
+    let served = |s: &Seat| s.ledger.counts().form_calls;
+    assert!(attached.seats.iter().all(|s| served(s) > 0));
+    assert!(union.ledger.clean && union.ledger.calls > union.seams as u64);
+    // What is not declared is the host's: it is in no install.
+    let declared = ["add", "mul", "embedding"];
+    let installed = attached.plan.installs().iter();
+    let named = installed.filter_map(|i| i.name.strip_prefix("operation:"));
+    let kinds: BTreeSet<&str> = named.filter_map(|n| n.split(':').next()).collect();
+    assert!(kinds.iter().all(|k| declared.contains(k)), "{kinds:?}");
+
+    let station = Station::open(host.registry.plugin("portable").unwrap(), 1).unwrap();
+    let copies = |plan: &Plan| {
+        let before = station.device().copies();
+        let got = logits(&model, plan);
+        (got, station.device().copies().since(&before))
+    };
+    let seats = seats_alone(&model, &attached.plan);
+    let ((with, after), (without, before)) = (copies(&attached.plan), copies(&seats));
+    // Sums and rows of a table have one answer.
+    assert_eq!(with, without);
+    for (plan, made) in [(&attached.plan, after), (&seats, before)] {
+        let edges = edges(plan, &model);
+        assert_eq!((made.copies_in, made.copies_out), edges);
+    }
+    assert!(
+        after.bytes_in + after.bytes_out < before.bytes_in + before.bytes_out,
+        "{after:?} with, {before:?} without"
+    );
+    assert!(after.copies_in + after.copies_out < before.copies_in + before.copies_out);
+    // Taking any one of them back costs bytes: none is there that does not pay.
+    for drop in attached.plan.installs() {
+        if drop.name.starts_with("operation:") {
+            let rest = attached.plan.installs().iter();
+            let rest = rest.filter(|i| i.name != drop.name).cloned().collect();
+            let (_, less) = copies(&model.session().plan(rest).unwrap());
+            assert!(
+                less.bytes_in + less.bytes_out > after.bytes_in + after.bytes_out,
+                "{}: {less:?} without it, {after:?} with it",
+                drop.name
+            );
+        }
+    }
+}
+
+#[test]
+fn a_receipt_with_operations_runs_them_again_and_another_graph_or_kind_is_refused() {
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let host = host(dir.path());
+    let model = model();
+    let attached = attached(&host, &model, OnGuardFail::Raise);
+    let again =
+        |receipt: &Receipt| replay(&host, &model, receipt, &[5, 9, 2, 7], OnGuardFail::Raise);
+    let (plan, seats) = again(&attached.receipt).unwrap();
+    let names =
+        |plan: &Plan| -> Vec<String> { plan.installs().iter().map(|i| i.name.clone()).collect() };
+    assert_eq!(names(&plan), names(&attached.plan));
+    assert_eq!(seats.len(), attached.seats.len());
+    assert_eq!(logits(&model, &plan), logits(&model, &attached.plan));
+    let changed = |change: fn(&mut Receipt)| {
+        let mut receipt = attached.receipt.clone();
+        change(&mut receipt);
+        again(&receipt).err().map(|e| e.code().to_string())
+    };
+    for change in [
+        (|r: &mut Receipt| r.device_operations[0].kind = "mul".into()) as fn(&mut Receipt),
+        |r| r.device_operations[0].values[0] = "nobody".into(),
+        |r| r.device_operations[0].device.arch = "sm_80".into(),
+        |r| r.device_operations[0].plugin = "absent".into(),
+    ] {
+        assert_eq!(changed(change).as_deref(), Some("receipt_mismatch"));
+    }
+}
+
+#[test]
+fn a_device_lost_in_the_middle_of_an_operation_gives_back_exactly() {
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let host = host(dir.path());
+    let model = model();
+    let receipt = attached(&host, &model, OnGuardFail::Fallback).receipt;
+    let expected = logits(&model, &model.session().host_plan());
+    for kind in ["add", "embedding"] {
+        // Binding calls an operation a few times; the first call that is not one of these is the run's.
+        let bound = (1..16).find_map(|n| {
+            std::env::set_var("STRUCTURES_SIM_LOSE_IN", format!("{kind}:{n}"));
+            let host = self::host(dir.path());
+            replay(
+                &host,
+                &model,
+                &receipt,
+                &[5, 9, 2, 7],
+                OnGuardFail::Fallback,
+            )
+            .ok()
+        });
+        let (plan, seats) = bound.unwrap();
+        assert_eq!(logits(&model, &plan), expected, "{kind}");
+        for seat in &seats {
+            let counts = seat.ledger.counts();
+            assert!(counts.detached, "{}", seat.key);
+            let reason = counts.last_reason.unwrap_or_default();
+            assert!(reason.starts_with("device_lost"), "{}: {reason}", seat.key);
+        }
+        assert_eq!(logits(&model, &plan), expected, "{kind}, again");
+    }
 }
 
 #[test]

@@ -66,6 +66,12 @@ pub trait Elsewhere: Send + Sync {
 
     /// Fills outputs of these dims there; with the inputs that had to be brought there, by position.
     fn call(&self, inputs: &[Option<Held>], outputs: &[Vec<usize>]) -> AwayCall;
+
+    /// Whether it is one of the host's own operations: its first operand has whatever width and type the graph says,
+    /// and in a captured step the host runs it, whose values are in host memory there.
+    fn is_operation(&self) -> bool {
+        false
+    }
 }
 
 /// Why a form did not serve an admitted call.
@@ -241,7 +247,10 @@ impl Seat {
     /// The same for a call at the seat's place: whatever lies in host memory is brought there.
     fn admit_held(&self, inputs: &[Option<Held>]) -> Result<usize, (&'static str, String)> {
         let first = inputs.iter().flatten().next().map(Held::dims);
-        let width = self.admit_values(first, inputs.iter().flatten().filter_map(Held::host))?;
+        let width = match self.is_operation() {
+            true => self.admission.width,
+            false => self.admit_values(first, inputs.iter().flatten().filter_map(Held::host))?,
+        };
         let rows = self.admit_rows(first, width)?;
         if !self.out_of_band(rows) {
             self.admit_thread()?;
@@ -299,6 +308,10 @@ impl Seat {
             }
             _ => Ok(rows),
         }
+    }
+
+    fn is_operation(&self) -> bool {
+        self.away.as_ref().is_some_and(|away| away.is_operation())
     }
 
     fn guard(&self, reason: String) -> GraphError {
@@ -580,7 +593,7 @@ impl SpanRunner for Seat {
 
     /// The contract is checked here, once: in a captured step sizes do not move.
     fn freeze(&self, inputs: &[Option<&[usize]>]) -> Result<Frozen, GraphError> {
-        if self.ledger.is_detached() {
+        if self.ledger.is_detached() || self.is_operation() {
             return Ok(Frozen::Host);
         }
         match self.admit_sizes(inputs.iter().flatten().next().copied()) {
