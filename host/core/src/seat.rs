@@ -692,6 +692,68 @@ mod tests {
         )]
     }
 
+    /// A place that takes everything and gives nothing.
+    struct There(Place, bool);
+
+    impl Elsewhere for There {
+        fn place(&self) -> &Place {
+            &self.0
+        }
+
+        fn copies(&self) -> Copies {
+            Copies::default()
+        }
+
+        fn call(&self, _: &[Option<Held>], _: &[Vec<usize>]) -> AwayCall {
+            Ok((Vec::new(), Vec::new()))
+        }
+
+        fn is_operation(&self) -> bool {
+            self.1
+        }
+    }
+
+    #[test]
+    fn an_operation_takes_whole_numbers_and_is_the_hosts_in_a_captured_step() {
+        let at = |operation: bool| {
+            let away = Arc::new(There(Place::new("gpu:1"), operation));
+            let form = Double {
+                fail_at: None,
+                calls: Mutex::new(0),
+            };
+            let admission = Admission {
+                width: 1,
+                rows: Rows::Capacity(8),
+                band: None,
+                concurrent: false,
+            };
+            let (form, mode) = (Box::new(form), OnGuardFail::Fallback);
+            Seat::at(
+                Some(away),
+                "a.b".into(),
+                form,
+                admission,
+                mode,
+                vec![None],
+                vec![],
+            )
+        };
+        let ids = |n: usize| {
+            let ids = Tensor::zeros((1, n), DType::U32, &Device::Cpu).unwrap();
+            [Some(Held::Host(ids))]
+        };
+        let (form, operation) = (at(false), at(true));
+        let ran = |outcome| matches!(outcome, AwayOutcome::Done { .. });
+        assert!(ran(operation.run_at(&ids(8)).unwrap()));
+        assert!(!ran(operation.run_at(&ids(9)).unwrap()));
+        assert!(!ran(form.run_at(&ids(8)).unwrap()));
+        let counts = operation.ledger.counts();
+        assert_eq!((counts.form_calls, counts.fallbacks), (1, 1));
+        let sizes = [Some(&[1, 1][..])];
+        assert_eq!(operation.freeze(&sizes).unwrap(), Frozen::Host);
+        assert_eq!(form.freeze(&sizes).unwrap(), Frozen::Tensors);
+    }
+
     #[test]
     fn b_273_an_admitted_call_runs_the_form() {
         let s = seat(None, OnGuardFail::Fallback, None);

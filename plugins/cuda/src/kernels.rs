@@ -52,7 +52,7 @@ pub const FILES: &[File] = &[
     File {
         name: "operations",
         text: include_str!("../cu/operations.cu"),
-        singles: &["operation_pair", "operation_rows"],
+        singles: &["operation_pair", "operation_rows", "operation_rms_norm"],
         products: &[],
     },
 ];

@@ -1,7 +1,7 @@
 //! Operations of a host's graph that run here so that values need not leave the device between two forms.
 //!
-//! Sums and products of values of one shape, or where one repeats over the leading dims of the other, and rows of a
-//! table; anything else is refused and stays with the host.
+//! Sums and products of values of one shape, or where one repeats over the leading dims of the other, rows of a table,
+//! and norms of rows; anything else is refused and stays with the host.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use structures_plugin_api::DType;
 use crate::context::{Arguments, Buffer, Grid, Kernel, Module};
 
 /// What is declared.
-pub const KINDS: &[&str] = &["add", "mul", "embedding"];
+pub const KINDS: &[&str] = &["add", "mul", "embedding", "rms_norm"];
 /// The file of its kernels.
 pub const FILE: &str = "operations";
 
@@ -56,6 +56,30 @@ pub fn bind(
                 table: upload(module, &table)?,
             }
         }
+        "rms_norm" => {
+            if request.number("axes")? != 1.0 {
+                return Err(Failure::refused("envelope", "norms over several axes"));
+            }
+            let weight = request.params.params.get("weight");
+            let add = match weight.and_then(|w| w.as_str()) == Some("offset") {
+                true => 1.0_f32,
+                false => 0.0,
+            };
+            let scale = match request.weight("w") {
+                Some(w) => {
+                    let values = w.to_f32_vec()?.into_iter().map(|w| w + add);
+                    let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+                    Some(module.context().upload(&bytes)?)
+                }
+                None => None,
+            };
+            Body::Norm {
+                kernel: module.kernel("operation_rms_norm", 0)?,
+                x: ports::position(&request.params.inputs, "x")?,
+                eps: request.number("eps")? as f32,
+                scale,
+            }
+        }
         _ => {
             let text = format!("host operation `{kind}` is not executed here");
             return Err(Failure::refused("form_unknown", text));
@@ -88,6 +112,12 @@ enum Body {
         kernel: Kernel,
         kind: u32,
         operands: [Operand; 2],
+    },
+    Norm {
+        kernel: Kernel,
+        x: usize,
+        eps: f32,
+        scale: Option<Buffer>,
     },
     Rows {
         kernel: Kernel,
@@ -145,6 +175,7 @@ impl BoundForm for Operation {
                     Operand::Stored(buffer, _) => buffer.bytes(),
                 })
                 .sum(),
+            Body::Norm { scale, .. } => scale.as_ref().map_or(0, Buffer::bytes),
             Body::Rows { table, .. } => table.bytes(),
         };
         FormFacts {
@@ -200,6 +231,31 @@ impl BoundForm for Operation {
                 let grid = grid(count.div_ceil(u64::from(THREADS)))?;
                 // SAFETY: the kernel's arguments; operands and result are checked above and borrowed by the host until
                 // the queue is done.
+                unsafe { kernel.context().launch(queue, kernel, grid, arguments) }
+            }
+            Body::Norm {
+                kernel,
+                x,
+                eps,
+                scale,
+            } => {
+                let tensor = ports::required(inputs, *x)?;
+                let (from, width) = (self.address(&tensor, DType::F32)?, tensor.cols() as u64);
+                let fits = scale.as_ref().is_none_or(|w| w.bytes() == 4 * width);
+                let Some(width) = u32::try_from(width).ok().filter(|n| fits && *n > 0) else {
+                    let text = format!("rows of {width}");
+                    return Err(Failure::invalid("dims_inconsistent", text));
+                };
+                if dims(&tensor) != shape {
+                    let text = format!("dims {shape:?} for {:?}", tensor.dims());
+                    return Err(Failure::invalid("dims_inconsistent", text));
+                }
+                let w = scale.as_ref().map_or(0, Buffer::address);
+                let arguments = Arguments::default();
+                let arguments = arguments.with(&from).with(&w).with(eps);
+                let arguments = arguments.with(&y).with(&width);
+                let grid = grid(tensor.rows() as u64)?;
+                // SAFETY: as above; the scale has a row's width.
                 unsafe { kernel.context().launch(queue, kernel, grid, arguments) }
             }
             Body::Rows {

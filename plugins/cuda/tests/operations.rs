@@ -48,6 +48,16 @@ fn ramp(n: usize, step: usize) -> Vec<f32> {
 
 type Operand<'a> = (&'a str, &'a [f32], &'a [usize]);
 
+/// Attributes of a norm with a weight that is one less than the scale.
+fn offset() -> [(String, serde_json::Value); 3] {
+    let of = |name: &str, value: serde_json::Value| (name.to_string(), value);
+    [
+        of("eps", 1e-3.into()),
+        of("axes", 1.0.into()),
+        of("weight", "offset".into()),
+    ]
+}
+
 fn bind(
     plugin: &Plugin,
     kind: &str,
@@ -58,6 +68,10 @@ fn bind(
     let params = BindParams {
         inputs: inputs.iter().map(|n| (*n).to_string()).collect(),
         outputs: vec!["y".into()],
+        params: match kind {
+            "rms_norm" => offset().into(),
+            _ => Default::default(),
+        },
         ..BindParams::default()
     };
     let weights: Vec<_> = weights
@@ -179,6 +193,30 @@ fn rows_of_a_table_are_the_hosts_and_an_id_beyond_it_is_no_number() {
         match usize::try_from(id).ok().filter(|id| *id < 11) {
             Some(id) => assert_eq!(row, &table[id * 300..][..300]),
             None => assert!(row.iter().all(|v| v.is_nan()), "{id}"),
+        }
+    }
+}
+
+#[test]
+fn rows_are_normed_to_f32s_precision() {
+    let Some((plugin, _dir)) = open() else {
+        return;
+    };
+    let device = plugin.device(GPU).expect("opens");
+    // Wider than a block of threads.
+    let (x, w) = (ramp(5 * 300, 13), ramp(300, 3));
+    for weights in [&[][..], &[("w", &w[..], &[300][..])]] {
+        let form = bind(&plugin, "rms_norm", &["x"], weights, GPU).expect("binds");
+        let got = call(&device, &form, &[(&x, &[1, 5, 300])], &[1, 5, 300]).expect("runs");
+        for (got, x) in got.chunks_exact(300).zip(x.chunks_exact(300)) {
+            let mean = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / 300.0;
+            let by = 1.0 / (mean + 1e-3).sqrt();
+            for (i, (got, x)) in got.iter().zip(x).enumerate() {
+                let scale = weights.first().map_or(1.0, |_| 1.0 + f64::from(w[i]));
+                let want = f64::from(*x) * by * scale;
+                let off = (f64::from(*got) - want).abs();
+                assert!(off <= 1e-5 * want.abs().max(1e-3), "{got} for {want}");
+            }
         }
     }
 }

@@ -86,7 +86,7 @@ impl Prepared<'_> {
                         let form = structures_plugin_api::describe::operation_form(op.kind.name());
                         self.refuse(RefusalNote {
                             path: value.unwrap_or_default(),
-                            structure: String::new(),
+                            structure: "operation".into(),
                             stage: STAGE.into(),
                             code,
                             reason,
@@ -108,7 +108,7 @@ impl Prepared<'_> {
         let count = operations.len();
         self.refuse(RefusalNote {
             path: "union".into(),
-            structure: String::new(),
+            structure: "operation".into(),
             stage: STAGE.into(),
             code: code.into(),
             reason: format!("with {count} host operations on devices: {why}"),

@@ -1,4 +1,5 @@
-//! Operations of a host's graph on the simulated device: sums and products with broadcasting, rows of a table.
+//! Operations of a host's graph on the simulated device: sums and products with broadcasting, rows of
+//! a table, norms of rows.
 //!
 //! They read and write the device's memory alone. What else a host has between two seats it does itself, with copies.
 
@@ -9,9 +10,10 @@ use structures_plugin_api::sdk::{ports, BindRequest, BoundForm, Failure, Tensor,
 use structures_plugin_api::DType;
 
 use super::{form, Sim};
+use crate::norm;
 
 /// What is declared.
-pub const KINDS: &[&str] = &["add", "mul", "embedding"];
+pub const KINDS: &[&str] = &["add", "mul", "embedding", "rms_norm"];
 
 /// Binds one of [`KINDS`].
 pub fn bind(
@@ -39,6 +41,26 @@ pub fn bind(
                 rows: rows as usize,
                 width: width as usize,
                 table: table.to_f32_vec()?,
+            }
+        }
+        "rms_norm" => {
+            let attribute = |name: &str| request.params.params.get(name);
+            let offset = attribute("weight").and_then(|w| w.as_str()) == Some("offset");
+            if request.number("axes")? != 1.0 {
+                let what = "norms over several axes";
+                return Err(Failure::refused("envelope", what));
+            }
+            let scale = match request.weight("w") {
+                Some(w) => {
+                    let add = if offset { 1.0 } else { 0.0 };
+                    Some(w.to_f32_vec()?.iter().map(|w| w + add).collect())
+                }
+                None => None,
+            };
+            Body::Norm {
+                x: ports::position(&request.params.inputs, "x")?,
+                eps: request.number("eps")? as f32,
+                scale,
             }
         }
         _ => {
@@ -92,6 +114,12 @@ enum Body {
         b: Operand,
         f: fn(f32, f32) -> f32,
     },
+    /// Every row by its root mean square.
+    Norm {
+        x: usize,
+        eps: f32,
+        scale: Option<Vec<f32>>,
+    },
     /// Rows of a table.
     Rows {
         ids: usize,
@@ -101,10 +129,21 @@ enum Body {
     },
 }
 
+impl Operation {
+    fn floats(&self, queue: u64, tensor: &Tensor<'_>) -> Result<Vec<f32>, Failure> {
+        let bytes = form::read(&self.sim, queue, tensor, DType::F32)?;
+        let each = bytes.chunks_exact(4);
+        Ok(each
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect())
+    }
+}
+
 impl BoundForm for Operation {
     fn facts(&self) -> FormFacts {
         let bytes = match &self.body {
             Body::Pair { a, b, .. } => a.bytes() + b.bytes(),
+            Body::Norm { scale, .. } => 4 * scale.as_ref().map_or(0, Vec::len) as u64,
             Body::Rows { table, .. } => 4 * table.len() as u64,
         };
         FormFacts {
@@ -131,13 +170,27 @@ impl BoundForm for Operation {
                         Operand::Given(at) => *at,
                     };
                     let tensor = ports::required(inputs, at)?;
-                    let bytes = form::read(&self.sim, queue, &tensor, DType::F32)?;
-                    let each = bytes.chunks_exact(4);
-                    let each = each.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-                    Ok((each.collect(), tensor.dims().to_vec()))
+                    Ok((self.floats(queue, &tensor)?, tensor.dims().to_vec()))
                 };
                 let (a, b) = (read(a)?, read(b)?);
                 pair((&a.0, &a.1), (&b.0, &b.1), &dims, f)?
+            }
+            Body::Norm { x, eps, scale } => {
+                let tensor = ports::required(inputs, *x)?;
+                let mut values = self.floats(queue, &tensor)?;
+                let width = tensor.cols().max(1);
+                if scale.as_ref().is_some_and(|scale| scale.len() != width) {
+                    let what = format!("rows of {width}");
+                    return Err(Failure::invalid("dims_inconsistent", what));
+                }
+                for row in values.chunks_exact_mut(width) {
+                    let by = norm::rms(row, *eps);
+                    row.iter_mut().for_each(|v| *v *= by);
+                    if let Some(scale) = scale {
+                        row.iter_mut().zip(scale).for_each(|(v, w)| *v *= w);
+                    }
+                }
+                values
             }
             Body::Rows {
                 ids,
