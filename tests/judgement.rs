@@ -298,6 +298,7 @@ fn b_189_b_428_calls_that_fell_back_refuse_the_unit_although_parity_passes() {
             rows: Rows::Capacity(rows),
             band: None,
             concurrent: false,
+            strided: false,
         };
         let (key, mode) = (bound.seat.key.clone(), OnGuardFail::Fallback);
         Seat::new(key, form, admission, mode, given.clone(), made.clone())

@@ -4,17 +4,21 @@
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use structures::attach::{attach, auto_swaps, Options, Swaps};
+use structures::attach::{attach, auto_swaps, Attachment, Options, Swaps};
 use structures::choose::Pin;
 use structures::host::{Host, Loaded};
+use structures::operations::{Operation, Sizes, Workshop};
 use structures::progress::Silent;
+use structures::receipt::Receipt;
 use structures::replay::replay;
 use structures::samples::Samples;
-use structures::seat::OnGuardFail;
+use structures::seat::{OnGuardFail, Seat};
 use structures::station::Station;
 use structures_graph::session::Plan;
 use structures_graph::{OpKind, ValueId};
+use structures_loader::Copies;
 use structures_tests::in_process::{
     any_speed, host, isolate, logits, made_samples, model, try_logits,
 };
@@ -203,6 +207,209 @@ fn a_device_its_code_was_not_built_for_is_refused_by_name() {
     assert!(swaps.seats.is_empty());
     let codes: BTreeSet<&str> = swaps.refused.iter().map(|r| r.code.as_str()).collect();
     assert!(codes.contains("arch_not_declared"), "{codes:?}");
+}
+
+/// One attachment of `PLACED` with the simulated device; whole prompts, eagerly.
+fn attached(host: &Host, model: &Loaded, mode: OnGuardFail) -> Attachment {
+    let options = Options {
+        on_guard_fail: mode,
+        ..options(1)
+    };
+    attach(host, model, &samples(), &options, &Silent).unwrap()
+}
+
+/// Kinds the simulated device declares.
+const DECLARED: [&str; 4] = ["add", "mul", "embedding", "rms_norm"];
+
+fn station(host: &Host) -> Arc<Station> {
+    Station::open(host.registry.plugin("portable").unwrap(), 1).unwrap()
+}
+
+/// Bits of a run, and the copies it made.
+fn copied(model: &Loaded, plan: &Plan, station: &Station) -> (Vec<u32>, Copies) {
+    let before = station.device().copies();
+    let got = logits(model, plan);
+    (got, station.device().copies().since(&before))
+}
+
+fn bytes(copies: &Copies) -> u64 {
+    copies.bytes_in + copies.bytes_out
+}
+
+#[test]
+fn host_operations_run_where_the_seats_are_and_only_real_edges_copy() {
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let host = host(dir.path());
+    let model = model();
+    let attached = attached(&host, &model, OnGuardFail::Fallback);
+    let receipt = &attached.receipt;
+    let union = receipt.union.as_ref().unwrap();
+    assert_eq!(
+        (union.outcome.as_str(), union.band.as_str()),
+        ("activated", "pass"),
+        "{union:?}"
+    );
+    let rows = &receipt.device_operations;
+    assert!(!rows.is_empty(), "{:?}", receipt.refused);
+    for row in rows {
+        assert_eq!((row.plugin.as_str(), row.device.index), ("portable", 1));
+        assert_eq!(row.values.len(), row.count);
+        assert!(DECLARED.contains(&row.kind.as_str()), "{}", row.kind);
+    }
+    // A layer's first norm reads what a seat left there and a seat reads it; the table's rows are read there alone.
+    let count = |kind: &str| rows.iter().find(|r| r.kind == kind).map_or(0, |r| r.count);
+    assert_eq!((count("rms_norm"), count("embedding")), (3, 1), "{rows:?}");
+    let operations: usize = rows.iter().map(|r| r.count).sum();
+    assert_eq!(union.operations, operations);
+    assert_eq!(attached.seats.len(), receipt.seats.len() + operations);
+    // They are in the ledger, and each of them ran.
+    let served = |s: &Seat| s.ledger.counts().form_calls;
+    assert!(attached.seats.iter().all(|s| served(s) > 0));
+    let per_seat = union.ledger.calls / (union.seams + operations) as u64;
+    assert!(union.ledger.clean && per_seat * union.seams as u64 > 0);
+    assert_eq!(
+        union.ledger.calls,
+        per_seat * (union.seams + operations) as u64
+    );
+
+    let station = station(&host);
+    let seats = attached.plan.installs().iter();
+    let seats = seats.filter(|i| !i.name.starts_with("operation:"));
+    let seats = model.session().plan(seats.cloned().collect()).unwrap();
+    let (_, with) = copied(&model, &attached.plan, &station);
+    let (_, without) = copied(&model, &seats, &station);
+    for (plan, made) in [(&attached.plan, &with), (&seats, &without)] {
+        let edges = edges(plan, &model);
+        assert_eq!((made.copies_in, made.copies_out), edges);
+    }
+    assert!(
+        bytes(&with) < bytes(&without)
+            && with.copies_in + with.copies_out < without.copies_in + without.copies_out,
+        "{with:?} with, {without:?} without"
+    );
+    // Any one of them back on the host costs bytes: none is there that does not pay.
+    for drop in attached.plan.installs() {
+        if drop.name.starts_with("operation:") {
+            let rest = attached.plan.installs().iter();
+            let rest = rest.filter(|i| i.name != drop.name).cloned().collect();
+            let less = model.session().plan(rest).unwrap();
+            let (_, less) = copied(&model, &less, &station);
+            assert!(
+                bytes(&less) > bytes(&with),
+                "{}: {less:?} without it, {with:?} with it",
+                drop.name
+            );
+        }
+    }
+}
+
+/// Every operation of a kind on the device, and nothing else.
+fn all_of(host: &Host, model: &Loaded, kind: OpKind) -> (Plan, Vec<Operation>) {
+    let sizes = Sizes {
+        tokens: 4,
+        positions: 4,
+    };
+    let (session, plugin) = (model.session(), host.registry.plugin("portable").unwrap());
+    let mode = OnGuardFail::Fallback;
+    let mut shop = Workshop::new(session, plugin, station(host), sizes, 64, mode);
+    let graph = session.graph();
+    let ops = graph.op_ids().filter(|op| graph.op(*op).kind == kind);
+    let made: Vec<Operation> = ops.map(|op| shop.bind(op).unwrap()).collect();
+    let installs = made.iter().map(|o| o.install.clone()).collect();
+    (session.plan(installs).unwrap(), made)
+}
+
+#[test]
+fn operations_with_one_answer_give_the_hosts_bits_and_copy_at_their_edges() {
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let host = host(dir.path());
+    let model = model();
+    let expected = logits(&model, &model.session().host_plan());
+    for kind in [OpKind::Add, OpKind::Mul, OpKind::Embedding] {
+        let (plan, operations) = all_of(&host, &model, kind);
+        assert!(!operations.is_empty(), "{kind}");
+        let (got, made) = copied(&model, &plan, &station(&host));
+        assert!(got == expected, "{kind}");
+        assert_eq!(
+            (made.copies_in, made.copies_out),
+            edges(&plan, &model),
+            "{kind}"
+        );
+        for operation in &operations {
+            let counts = operation.seat.ledger.counts();
+            assert_eq!((counts.form_calls, counts.fallbacks), (1, 0), "{kind}");
+        }
+    }
+    // Nobody declared a rope for the device.
+    let graph = model.session().graph();
+    let mut ropes = graph
+        .op_ids()
+        .filter(|op| graph.op(*op).kind == OpKind::Rope);
+    let sizes = Sizes {
+        tokens: 4,
+        positions: 4,
+    };
+    let plugin = host.registry.plugin("portable").unwrap();
+    let mode = OnGuardFail::Fallback;
+    let mut shop = Workshop::new(model.session(), plugin, station(&host), sizes, 64, mode);
+    let refused = shop.bind(ropes.next().unwrap()).err().unwrap();
+    assert_eq!(refused.0, "form_unknown");
+    assert_eq!(shop.kinds().len(), DECLARED.len());
+}
+
+#[test]
+fn a_device_lost_in_the_middle_of_an_operation_gives_back_exactly() {
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let model = model();
+    let expected = logits(&model, &model.session().host_plan());
+    for kind in [OpKind::Add, OpKind::Embedding] {
+        // The trials call it before the run does: operations of one shape and without weights once.
+        std::env::set_var("STRUCTURES_SIM_LOSE_IN", format!("{kind}:2"));
+        let host = host(dir.path());
+        let (plan, operations) = all_of(&host, &model, kind);
+        assert!(logits(&model, &plan) == expected, "{kind}");
+        for operation in &operations {
+            let counts = operation.seat.ledger.counts();
+            assert!(counts.detached && counts.form_calls == 0, "{counts:?}");
+            let reason = counts.last_reason.unwrap_or_default();
+            assert!(reason.starts_with("device_lost"), "{reason}");
+        }
+        assert!(logits(&model, &plan) == expected, "{kind}, again");
+    }
+}
+
+#[test]
+fn a_receipt_with_operations_runs_them_again_and_another_graph_or_kind_is_refused() {
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let host = host(dir.path());
+    let model = model();
+    let attached = attached(&host, &model, OnGuardFail::Raise);
+    let again =
+        |receipt: &Receipt| replay(&host, &model, receipt, &[5, 9, 2, 7], OnGuardFail::Raise);
+    let (plan, seats) = again(&attached.receipt).unwrap();
+    let names = |plan: &Plan| -> BTreeSet<String> {
+        plan.installs().iter().map(|i| i.name.clone()).collect()
+    };
+    assert_eq!(names(&plan), names(&attached.plan));
+    assert_eq!(seats.len(), attached.seats.len());
+    assert!(logits(&model, &plan) == logits(&model, &attached.plan));
+    let changed = |change: fn(&mut Receipt)| {
+        let mut receipt = attached.receipt.clone();
+        change(&mut receipt);
+        again(&receipt).err().map(|e| e.code().to_string())
+    };
+    for change in [
+        (|r: &mut Receipt| r.device_operations[0].kind = "mul".into()) as fn(&mut Receipt),
+        |r| r.device_operations[0].values[0] = "nobody".into(),
+        |r| r.device_operations[0].device.arch = "sm_80".into(),
+        |r| r.device_operations[0].plugin = "absent".into(),
+    ] {
+        assert_eq!(changed(change).as_deref(), Some("receipt_mismatch"));
+    }
 }
 
 #[test]

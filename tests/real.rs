@@ -425,6 +425,7 @@ fn smollm2_s_step_outside_kernels() {
             rows: Rows::Capacity(4096),
             band: None,
             concurrent: true,
+            strided: false,
         };
         let outputs = i.outputs.iter().map(dims).collect();
         let mode = OnGuardFail::Fallback;

@@ -221,6 +221,7 @@ fn b_375_a_place_the_host_serves_too_is_kept_whole_and_counted() {
                 rows: Rows::Capacity(4096),
                 band: Some(band),
                 concurrent: true,
+                strided: false,
             },
             OnGuardFail::Fallback,
             vec![Some(g.value(x).dims.clone())],

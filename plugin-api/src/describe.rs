@@ -47,6 +47,25 @@ pub struct Description {
     pub entries: Vec<String>,
     /// What it can execute.
     pub forms: Vec<FormDecl>,
+    /// Operations of a host's graph that it executes on its devices (`add`, `mul`, `embedding`), so that values need
+    /// not leave them between two forms. One is bound by the form name of [`operation_form`] and no structure, with
+    /// its attributes as params and its parameters as weights. Never on the CPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub operations: Vec<String>,
+}
+
+/// What stands before the kind in the form name of a host operation. No form of a structure has a colon in its name.
+const OPERATION: &str = "operation:";
+
+/// The form name under which an operation of a host's graph is bound.
+pub fn operation_form(kind: &str) -> String {
+    format!("{OPERATION}{kind}")
+}
+
+/// The operation that a form of no structure stands for.
+pub fn operation_of<'a>(structure: &str, form: &'a str) -> Option<&'a str> {
+    form.strip_prefix(OPERATION)
+        .filter(|_| structure.is_empty())
 }
 
 /// One executable realisation of a structure.
@@ -392,6 +411,7 @@ impl Description {
             requires: Vec::new(),
             entries: Vec::new(),
             forms: Vec::new(),
+            operations: Vec::new(),
         }
     }
 

@@ -7,6 +7,7 @@ mod adjudicate;
 mod adopt;
 mod compose;
 mod door;
+mod residency;
 mod wires;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -30,6 +31,7 @@ use crate::gates::{Floors, OutputKind, Schedule, DEFAULT_MIN_SPEEDUP};
 use crate::host::{Host, Loaded};
 use crate::judge::{self, summary, Judge};
 use crate::observe::{Conditionings, Watch};
+use crate::operations::Operation;
 use crate::precision::{self, Descriptor, PrecisionSpec};
 use crate::progress::Progress;
 use crate::receipt::{
@@ -100,7 +102,7 @@ impl Default for Options {
 pub struct Attachment {
     /// Everything that was decided.
     pub receipt: Receipt,
-    /// The seats that stay; empty when nothing was activated.
+    /// The seats that stay, and after them those of host operations on devices; empty when nothing was activated.
     pub seats: Vec<Arc<Seat>>,
     /// Seats that were adopted at load time.
     pub adopted: Vec<Arc<Seat>>,
@@ -343,6 +345,8 @@ struct Prepared<'a> {
     brokers: Vec<BrokerNote>,
     /// Blocks that were composed.
     composed: Vec<BlockNote>,
+    /// Host operations of devices, judged with the union.
+    operations: Vec<Operation>,
     /// What was done, in order.
     stages: Vec<&'static str>,
 }
@@ -508,6 +512,7 @@ impl<'a> Prepared<'a> {
             negotiated: Vec::new(),
             brokers: Vec::new(),
             composed: Vec::new(),
+            operations: Vec::new(),
             stages: vec!["discover", "locate", "calibrate", "scheme"],
         };
         if let Some(wish) = &options.adopt {
@@ -1140,12 +1145,34 @@ impl<'a> Prepared<'a> {
             return Ok(None);
         }
         progress.stage("judge union", self.judging());
-        let seats: Vec<Arc<Seat>> = active.iter().map(|b| b.seat.clone()).collect();
-        let mut note = judge.judge(
-            installs(active.iter()),
-            &seats,
-            &self.rows_at(active.iter()),
-        )?;
+        let together = |me: &Self, operations: &[Operation]| {
+            let mut seats: Vec<Arc<Seat>> = active.iter().map(|b| b.seat.clone()).collect();
+            let mut all = installs(active.iter());
+            seats.extend(residency::seats(operations));
+            all.extend(operations.iter().map(|o| o.install.clone()));
+            let mut note = judge.judge(all, &seats, &me.rows_at(active.iter()))?;
+            note.seams = active.len();
+            note.paths.truncate(active.len());
+            note.operations = operations.len();
+            Ok::<_, Error>(note)
+        };
+        // In a captured step a seat on a device takes values from host memory and leaves them there.
+        let operations = match judge.captured {
+            true => Vec::new(),
+            false => self.operations(active)?,
+        };
+        let mut note = together(self, &operations)?;
+        if note.outcome == "activated" {
+            self.operations = operations;
+        } else if !operations.is_empty() {
+            let (code, why) = (note.code.clone(), note.reason.clone());
+            self.gave_up_operations(
+                &operations,
+                &code.unwrap_or_default(),
+                &why.unwrap_or_default(),
+            );
+            note = together(self, &[])?;
+        }
         note.name = "union".into();
         let names = |f: fn(&SeatNote) -> String| -> String {
             let set: BTreeSet<String> = active.iter().map(|b| f(&b.note)).collect();
@@ -1234,9 +1261,12 @@ impl<'a> Prepared<'a> {
                 unit.reason = Some("passed alone; the union of all units did not".into());
             }
         }
-        let seats: Vec<Arc<Seat>> = active.iter().map(|b| b.seat.clone()).collect();
+        let mut seats: Vec<Arc<Seat>> = active.iter().map(|b| b.seat.clone()).collect();
+        seats.extend(residency::seats(&self.operations));
         let ledger = summary(&seats);
-        let plan = self.plan(installs(&active))?;
+        let mut all = installs(&active);
+        all.extend(self.operations.iter().map(|o| o.install.clone()));
+        let plan = self.plan(all)?;
         let adopted: Vec<Arc<Seat>> = self.adopted.iter().map(|b| b.seat.clone()).collect();
         let schedule = self.options.schedule;
         let threads = structures_loader::pool::Pool::global().threads();
@@ -1372,13 +1402,21 @@ impl<'a> Prepared<'a> {
                 let whole = |n: &&BlockNote| n.linked.iter().chain(&n.parts).all(stays);
                 self.composed.iter().filter(whole).cloned().collect()
             },
+            device_operations: residency::notes(&self.operations),
             stages: self.stages.iter().map(|s| (*s).to_string()).collect(),
             units,
             union,
             ledger,
             seams_active: active.iter().map(|b| b.note.key.clone()).collect(),
             memory: MemoryNote {
-                packed_bytes: active.iter().map(|b| b.packed_bytes).sum(),
+                packed_bytes: {
+                    let operations = self.operations.iter().map(|o| o.packed_bytes);
+                    active
+                        .iter()
+                        .map(|b| b.packed_bytes)
+                        .chain(operations)
+                        .sum()
+                },
                 scratch_bytes: active.iter().map(|b| b.scratch_bytes).sum(),
                 released: match self.options.release_host {
                     true => Some(release::consume(self.model, &plan)?),

@@ -73,6 +73,9 @@ pub struct Receipt {
     /// Blocks that were composed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<BlockNote>,
+    /// Host operations that devices execute between the seats.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub device_operations: Vec<DeviceOperations>,
     /// Stages of the plan in the order they were done.
     #[serde(default)]
     pub stages: Vec<String>,
@@ -224,6 +227,9 @@ pub struct UnitNote {
     pub seams: usize,
     /// Their paths.
     pub paths: Vec<String>,
+    /// Host operations that devices executed beside them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub operations: usize,
     /// `activated` or `refused`.
     pub outcome: String,
     /// Code of the refusal.
@@ -243,6 +249,11 @@ pub struct UnitNote {
     /// Copies between host and devices in one timed iteration; empty when all of it ran on the CPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyNote>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 /// Copies between the host and one device in one iteration.
@@ -348,6 +359,21 @@ pub struct SeatDevice {
     pub name: String,
     /// Its architecture.
     pub arch: String,
+}
+
+/// Host operations of one kind that one device executes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceOperations {
+    /// Plugin id.
+    pub plugin: String,
+    /// The device.
+    pub device: SeatDevice,
+    /// Kind.
+    pub kind: String,
+    /// How many.
+    pub count: usize,
+    /// Names of their first results in the host's graph.
+    pub values: Vec<String>,
 }
 
 /// One seat's end of a wire.

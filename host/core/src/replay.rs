@@ -23,10 +23,12 @@ use crate::compose;
 use crate::error::Error;
 use crate::host::{Host, Loaded};
 use crate::kept::Shelf;
+use crate::operations::{Operation, Sizes, Workshop};
 use crate::precision::{self, Descriptor};
 use crate::receipt::{Receipt, SeatNote, SeatWire};
 use crate::seat::{OnGuardFail, Seat};
 use crate::sites::{Site, Survey};
+use crate::station::Station;
 use crate::stats::{Calibration, CalibrationNote, CallContent, Content};
 use crate::steps;
 use crate::wires::{edge, Edge, End};
@@ -249,8 +251,61 @@ fn bind(
             after,
         ));
     }
-    let plan = model.session().plan(installs(&bounds))?;
-    Ok((plan, bounds.into_iter().map(|b| b.seat).collect()))
+    let operations = operations(host, model, receipt, held, on_guard_fail)?;
+    let mut all = installs(&bounds);
+    all.extend(operations.iter().map(|o| o.install.clone()));
+    let plan = model.session().plan(all)?;
+    let seats = bounds.into_iter().map(|b| b.seat);
+    Ok((
+        plan,
+        seats
+            .chain(operations.into_iter().map(|o| o.seat))
+            .collect(),
+    ))
+}
+
+/// The host operations that the receipt's devices executed.
+fn operations(
+    host: &Host,
+    model: &Loaded,
+    receipt: &Receipt,
+    positions: usize,
+    mode: OnGuardFail,
+) -> Result<Vec<Operation>, Error> {
+    let graph = model.session().graph();
+    let most = model.model.config().max_positions;
+    let sizes = Sizes {
+        tokens: positions.max(1),
+        positions: positions.max(1),
+    };
+    let mut made = Vec::new();
+    for note in &receipt.device_operations {
+        let different = |what: &str| {
+            let (kind, plugin, index) = (&note.kind, &note.plugin, note.device.index);
+            Error::refused(
+                "receipt_mismatch",
+                format!("host operation `{kind}` on {plugin}:{index}: {what}"),
+            )
+        };
+        let plugin = host.registry.plugin(&note.plugin);
+        let plugin = plugin.ok_or_else(|| different("the plugin is not loaded"))?;
+        let station = Station::open(plugin, note.device.index)
+            .map_err(|e| different(&format!("{}: {}", e.code, e.message)))?;
+        if *station.note() != note.device {
+            let (then, now) = (json(&note.device), json(station.note()));
+            return Err(different(&format!("the device was {then}, is {now}")));
+        }
+        let mut shop = Workshop::new(model.session(), plugin, station, sizes, most, mode);
+        for name in &note.values {
+            let op = graph.value_named(name).and_then(|v| graph.producer(v));
+            let same = op.filter(|(op, _)| graph.op(*op).kind.name() == note.kind);
+            let (op, _) =
+                same.ok_or_else(|| different(&format!("the model makes no `{name}` so now")))?;
+            let bound = shop.bind(op);
+            made.push(bound.map_err(|(code, why)| different(&format!("`{name}`: {code}: {why}")))?);
+        }
+    }
+    Ok(made)
 }
 
 /// What was bound is what the receipt says of it.

@@ -67,6 +67,12 @@ pub trait Elsewhere: Send + Sync {
 
     /// Fills outputs of these dims there; with the inputs that had to be brought there, by position.
     fn call(&self, inputs: &[Option<Held>], outputs: &[Vec<usize>]) -> AwayCall;
+
+    /// Whether it is one of the host's own operations: its first operand has whatever width and type the graph says,
+    /// and in a captured step the host runs it, whose values are in host memory there.
+    fn is_operation(&self) -> bool {
+        false
+    }
 }
 
 /// Why a form did not serve an admitted call.
@@ -247,7 +253,10 @@ impl Seat {
     /// The same for a call at the seat's place: whatever lies in host memory is brought there.
     fn admit_held(&self, inputs: &[Option<Held>]) -> Result<usize, (&'static str, String)> {
         let first = inputs.iter().flatten().next().map(Held::dims);
-        let width = self.admit_values(first, inputs.iter().flatten().filter_map(Held::host))?;
+        let width = match self.is_operation() {
+            true => self.admission.width,
+            false => self.admit_values(first, inputs.iter().flatten().filter_map(Held::host))?,
+        };
         let rows = self.admit_rows(first, width)?;
         if !self.out_of_band(rows) {
             self.admit_thread()?;
@@ -305,6 +314,10 @@ impl Seat {
             }
             _ => Ok(rows),
         }
+    }
+
+    fn is_operation(&self) -> bool {
+        self.away.as_ref().is_some_and(|away| away.is_operation())
     }
 
     fn guard(&self, reason: String) -> GraphError {
@@ -618,7 +631,7 @@ impl SpanRunner for Seat {
 
     /// The contract is checked here, once: in a captured step sizes do not move.
     fn freeze(&self, inputs: &[Option<&[usize]>]) -> Result<Frozen, GraphError> {
-        if self.ledger.is_detached() {
+        if self.ledger.is_detached() || self.is_operation() {
             return Ok(Frozen::Host);
         }
         match self.admit_sizes(inputs.iter().flatten().next().copied()) {
@@ -732,6 +745,69 @@ mod tests {
         vec![Some(
             Tensor::ones((1, rows, width), DType::F32, &Device::Cpu).unwrap(),
         )]
+    }
+
+    /// A place that takes everything and gives nothing.
+    struct There(Place, bool);
+
+    impl Elsewhere for There {
+        fn place(&self) -> &Place {
+            &self.0
+        }
+
+        fn copies(&self) -> Copies {
+            Copies::default()
+        }
+
+        fn call(&self, _: &[Option<Held>], _: &[Vec<usize>]) -> AwayCall {
+            Ok((Vec::new(), Vec::new()))
+        }
+
+        fn is_operation(&self) -> bool {
+            self.1
+        }
+    }
+
+    #[test]
+    fn an_operation_takes_whole_numbers_and_is_the_hosts_in_a_captured_step() {
+        let at = |operation: bool| {
+            let away = Arc::new(There(Place::new("gpu:1"), operation));
+            let form = Double {
+                fail_at: None,
+                calls: Mutex::new(0),
+            };
+            let admission = Admission {
+                width: 1,
+                rows: Rows::Capacity(8),
+                band: None,
+                concurrent: false,
+                strided: false,
+            };
+            let (form, mode) = (Box::new(form), OnGuardFail::Fallback);
+            Seat::at(
+                Some(away),
+                "a.b".into(),
+                form,
+                admission,
+                mode,
+                vec![None],
+                vec![],
+            )
+        };
+        let ids = |n: usize| {
+            let ids = Tensor::zeros((1, n), DType::U32, &Device::Cpu).unwrap();
+            [Some(Held::Host(ids))]
+        };
+        let (form, operation) = (at(false), at(true));
+        let ran = |outcome| matches!(outcome, AwayOutcome::Done { .. });
+        assert!(ran(operation.run_at(&ids(8)).unwrap()));
+        assert!(!ran(operation.run_at(&ids(9)).unwrap()));
+        assert!(!ran(form.run_at(&ids(8)).unwrap()));
+        let counts = operation.ledger.counts();
+        assert_eq!((counts.form_calls, counts.fallbacks), (1, 1));
+        let sizes = [Some(&[1, 1][..])];
+        assert_eq!(operation.freeze(&sizes).unwrap(), Frozen::Host);
+        assert_eq!(form.freeze(&sizes).unwrap(), Frozen::Tensors);
     }
 
     #[test]

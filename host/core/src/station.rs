@@ -9,13 +9,13 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use candle_core::{CpuStorage, Device, Storage, Tensor};
 use structures_graph::place::{Away, Held, Place};
 use structures_graph::GraphError;
 use structures_loader::{
-    BoundForm, Copies, DeviceMemory, DeviceTensor, DeviceTensorMut, LoaderError, Plugin,
+    BoundForm, Copies, DeviceMemory, DeviceTensor, DeviceTensorMut, Element, LoaderError, Plugin,
     PluginDevice, PluginError,
 };
 use structures_plugin_api::abi::DType;
@@ -77,19 +77,32 @@ impl Station {
     fn bring(self: &Arc<Self>, tensor: &Tensor) -> Result<Arc<Resident>, CallFailure> {
         let tensor = tensor.contiguous().map_err(|e| invalid(e.to_string()))?;
         let (storage, layout) = tensor.storage_and_layout();
-        let (Storage::Cpu(CpuStorage::F32(data)), Some((from, to))) =
-            (&*storage, layout.contiguous_offsets())
+        let (Storage::Cpu(data), Some((from, to))) = (&*storage, layout.contiguous_offsets())
         else {
-            return Err(invalid("an input is not f32 in host memory".into()));
+            return Err(invalid("an input is not in host memory".into()));
         };
-        let data = &data[from..to];
-        let mut memory = self.empty(size_of_val(data))?;
-        memory.copy_in(None, 0, data).map_err(failure)?;
+        let (memory, dtype) = match data {
+            CpuStorage::F32(data) => (self.copied(&data[from..to])?, DType::F32),
+            CpuStorage::I64(data) => (self.copied(&data[from..to])?, DType::I64),
+            CpuStorage::U32(data) => {
+                let wide: Vec<i64> = data[from..to].iter().map(|n| i64::from(*n)).collect();
+                (self.copied(&wide)?, DType::I64)
+            }
+            _ => return Err(invalid("an input is neither f32 nor whole numbers".into())),
+        };
         Ok(Arc::new(Resident {
             station: Arc::clone(self),
             memory: Arc::new(memory),
+            dtype,
             dims: tensor.dims().to_vec(),
+            home: Arc::default(),
         }))
+    }
+
+    fn copied<T: Element>(&self, data: &[T]) -> Result<DeviceMemory, CallFailure> {
+        let mut memory = self.empty(size_of_val(data))?;
+        memory.copy_in(None, 0, data).map_err(failure)?;
+        Ok(memory)
     }
 
     fn empty(&self, bytes: usize) -> Result<DeviceMemory, CallFailure> {
@@ -149,7 +162,9 @@ impl Station {
             Held::Away(Arc::new(Resident {
                 station: Arc::clone(self),
                 memory: Arc::new(memory),
+                dtype: DType::F32,
                 dims: dims.clone(),
+                home: Arc::default(),
             }))
         });
         let made = made.collect();
@@ -191,7 +206,10 @@ impl Elsewhere for Stationed {
 pub struct Resident {
     station: Arc<Station>,
     memory: Arc<DeviceMemory>,
+    dtype: DType,
     dims: Vec<usize>,
+    /// The copy in host memory, of all views of this memory.
+    home: Arc<OnceLock<Tensor>>,
 }
 
 impl fmt::Debug for Resident {
@@ -202,7 +220,7 @@ impl fmt::Debug for Resident {
 
 impl Resident {
     fn tensor(&self) -> Result<DeviceTensor<'_>, CallFailure> {
-        self.memory.tensor(DType::F32, &self.dims).map_err(misfit)
+        self.memory.tensor(self.dtype, &self.dims).map_err(misfit)
     }
 }
 
@@ -219,11 +237,21 @@ impl Away for Resident {
         Arc::new(Resident {
             station: Arc::clone(&self.station),
             memory: Arc::clone(&self.memory),
+            dtype: self.dtype,
             dims,
+            home: Arc::clone(&self.home),
         })
     }
 
     fn fetch(&self) -> Result<Tensor, GraphError> {
+        let kernel = |source: candle_core::Error| GraphError::Kernel {
+            op: "copy".into(),
+            at: self.station.place.name().into(),
+            source: Box::new(source),
+        };
+        if let Some(home) = self.home.get() {
+            return home.reshape(self.dims.as_slice()).map_err(kernel);
+        }
         let mut data = vec![0_f32; self.dims.iter().product()];
         let copied = self.memory.copy_out(None, 0, &mut data);
         // What was enqueued before answers here as well: nothing that lies there can be trusted any more.
@@ -231,13 +259,8 @@ impl Away for Resident {
             place: self.station.place.name().into(),
             reason: e.to_string(),
         })?;
-        Tensor::from_vec(data, self.dims.as_slice(), &Device::Cpu).map_err(|source| {
-            GraphError::Kernel {
-                op: "copy".into(),
-                at: self.station.place.name().into(),
-                source: Box::new(source),
-            }
-        })
+        let home = Tensor::from_vec(data, self.dims.as_slice(), &Device::Cpu).map_err(kernel)?;
+        Ok(self.home.get_or_init(|| home).clone())
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -569,8 +569,20 @@ impl Session {
             );
             return Err(self.malformed(at(), &what));
         }
+        // Another shape of a value that lies in two memories lies in both.
+        let beside = match (&self.exec[id.0], op.inputs.first()) {
+            (Exec::Kernel(Kernel::Reshape(_)), Some(Some(v))) => match &env[v.0] {
+                Some(Held::Both(_, away)) => Some(away.clone()),
+                _ => None,
+            },
+            _ => None,
+        };
         for (v, t) in op.outputs.iter().zip(results) {
-            self.put(env, *v, Held::Host(t), observer)?;
+            let held = match &beside {
+                Some(away) => Held::Both(t.clone(), away.view(t.dims().to_vec())),
+                None => Held::Host(t),
+            };
+            self.put(env, *v, held, observer)?;
         }
         Ok(())
     }

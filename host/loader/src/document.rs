@@ -47,6 +47,15 @@ pub fn check(d: &Description) -> Result<(), Refusal> {
             )));
         }
     }
+    let word = |name: &String| {
+        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
+        !name.is_empty() && name.len() <= 64 && name.bytes().all(plain)
+    };
+    if let Some(name) = d.operations.iter().find(|name| !word(name)) {
+        return Err(bad(format!(
+            "operations: expected a name like [a-z0-9_]+, found `{name}`"
+        )));
+    }
     let mut seen = BTreeSet::new();
     for f in &d.forms {
         let name = format!("form `{}` of `{}`", f.name, f.structure);
@@ -251,6 +260,10 @@ mod tests {
         assert_eq!(code(|d| d.version = "1.2".into()), bad);
         assert_eq!(code(|d| d.api = "one".into()), bad);
         assert_eq!(code(|d| d.forms.push(d.forms[0].clone())), bad);
+        assert_eq!(code(|d| d.operations = vec!["add".into()]), None);
+        for name in ["", "Add", "operation:add", "a b"] {
+            assert_eq!(code(|d| d.operations = vec![name.into()]), bad, "{name}");
+        }
         assert_eq!(code(|d| d.forms[0].spans.clear()), bad);
         assert_eq!(code(|d| d.forms[0].dtypes.clear()), bad);
         assert_eq!(code(|d| d.forms[0].spec_versions.clear()), bad);

@@ -20,7 +20,7 @@ use structures_plugin_api::abi::{
     STATUS_REFUSED,
 };
 use structures_plugin_api::describe::{
-    BindParams, Description, DeviceInfo, FormDecl, ProbeReport, ProbeShapes,
+    operation_of, BindParams, Description, DeviceInfo, FormDecl, ProbeReport, ProbeShapes,
 };
 use structures_plugin_api::owned;
 
@@ -289,8 +289,13 @@ impl Plugin {
     /// # Errors
     /// The plugin's own failure; `form_unknown`; `device_unknown`, `arch_not_declared` and `arch_malformed`.
     pub fn bind(&self, spec: &BindSpec<'_>) -> Result<BoundForm, PluginError> {
-        let decl = self.declared(&spec.params.structure, spec.form)?;
-        let concurrent = decl.concurrent;
+        let concurrent = match operation_of(&spec.params.structure, spec.form) {
+            Some(kind) => self.executes(kind, spec)?,
+            None => {
+                let decl = self.declared(&spec.params.structure, spec.form)?;
+                decl.concurrent
+            }
+        };
         self.placeable(&spec.params.structure, spec.form, spec.device)?;
         let params = serde_json::to_string(spec.params)
             .map_err(|e| self.error(spec.form, StatusKind::Invalid, "params", e.to_string()))?;
@@ -333,6 +338,19 @@ impl Plugin {
             spec.params.states.len(),
         ];
         Ok(bound)
+    }
+
+    /// Whether calls of a host operation may overlap: never. Refuses what is not declared, and the CPU.
+    fn executes(&self, kind: &str, spec: &BindSpec<'_>) -> Result<bool, PluginError> {
+        let declared = self.inner.description.operations.iter().any(|o| o == kind);
+        if declared && spec.device != 0 {
+            return Ok(false);
+        }
+        let what = match declared {
+            true => format!("host operation `{kind}` is for a device of the plugin, not the CPU"),
+            false => format!("host operation `{kind}` is not declared"),
+        };
+        Err(self.error(spec.form, StatusKind::Invalid, "form_unknown", what))
     }
 
     fn declared(&self, structure: &str, form: &str) -> Result<&FormDecl, PluginError> {

@@ -5,7 +5,7 @@
 //! variants and only packs.
 
 use crate::abi::{BindArgs, Contract, DType, TensorView};
-use crate::describe::{BindParams, FormDecl, ProbeShapes};
+use crate::describe::{operation_of, BindParams, FormDecl, ProbeShapes};
 use crate::owned::read_str;
 use crate::sdk::{Failure, PackedRows, Tensor, Weight};
 
@@ -229,6 +229,11 @@ impl<'a> BindRequest<'a> {
             None | Some(serde_json::Value::Null) => Ok(None),
             Some(_) => self.number(name).map(Some),
         }
+    }
+
+    /// The operation of the host's graph that is asked for, where it is no form of a structure.
+    pub fn operation(&self) -> Option<&str> {
+        operation_of(&self.params.structure, self.form)
     }
 
     /// [`DType`] of the boundary: else `boundary_dtype`.

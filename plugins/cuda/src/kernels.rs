@@ -13,7 +13,7 @@ pub const HEADERS: &[(&str, &str)] = &[
 /// One file of kernels.
 #[derive(Debug)]
 pub struct File {
-    /// Without the ending; the structure it serves.
+    /// Without the ending; the structure it serves, or `operations`.
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
@@ -47,6 +47,12 @@ pub const FILES: &[File] = &[
         name: "norm_fused",
         text: include_str!("../cu/norm_fused.cu"),
         singles: &["norm_fused_layer"],
+        products: &[],
+    },
+    File {
+        name: "operations",
+        text: include_str!("../cu/operations.cu"),
+        singles: &["operation_pair", "operation_rows", "operation_rms_norm"],
         products: &[],
     },
 ];

@@ -14,6 +14,7 @@ mod format;
 mod forms;
 pub mod kernels;
 mod lt;
+mod operations;
 mod presence;
 mod product;
 mod weights;
@@ -57,6 +58,7 @@ impl Backend for Cuda {
                 .iter()
                 .flat_map(|leaf| (leaf.declare)())
                 .collect(),
+            operations: operations::KINDS.iter().map(|k| (*k).into()).collect(),
             ..Description::new("cuda", "structures", env!("CARGO_PKG_VERSION"))
         }
     }
@@ -111,6 +113,11 @@ impl Backend for Cuda {
 
     fn bind(&self, request: &BindRequest<'_>) -> Result<Box<dyn BoundForm>, Failure> {
         let context = self.context(request.device)?;
+        if let Some(kind) = request.operation() {
+            return caught(|| {
+                operations::bind(&self.module(&context, operations::FILE)?, kind, request)
+            });
+        }
         let library = || self.library(&context);
         caught(|| {
             forms::bind(

@@ -180,3 +180,42 @@ fn with_a_driver_forms_are_probed_and_judged_on_the_device() {
     let (_, document, _) = run(gpu().args(["probe", "--device", "7"]).args(small));
     assert_eq!(document["probes"][0]["code"], "device_unknown");
 }
+
+#[test]
+fn the_older_compiler_is_taken_where_the_newer_is_not_there_and_refused_where_it_is_too_old() {
+    let Some(fakes) = common::Fakes::built() else {
+        return;
+    };
+    if driver_is_there() {
+        return;
+    }
+    let dir = plugins(&["cuda"]);
+    // A driver, and the one compiler under the name that NVRTC 12 has.
+    let found = tempfile::tempdir().unwrap();
+    for name in ["libcuda.so", "libcublasLt.so"] {
+        std::fs::copy(fakes.search_path().join(name), found.path().join(name)).unwrap();
+    }
+    std::fs::copy(fakes.nvrtc(), found.path().join("libnvrtc.so.12")).unwrap();
+    let probe = |version: &str| {
+        let mut command = structures(dir.path());
+        command
+            .env("LD_LIBRARY_PATH", found.path())
+            .env("FAKE_NVRTC_VERSION", version);
+        for name in ["STRUCTURES_NVRTC", "CUDA_HOME", "CUDA_PATH"] {
+            command.env_remove(name);
+        }
+        let cache = found.path().join(version);
+        command.env("STRUCTURES_CACHE_DIR", cache);
+        let arguments = ["probe", "--rows", "2", "--structure", "norm_fused"];
+        let (_, document, _) = run(command.args(arguments).args(["--dims", "D=32"]));
+        list(&document, "probes")[0].clone()
+    };
+    let served = probe("12.8");
+    assert_eq!(served["outcome"], "ok", "{served}");
+    let refused = probe("12.3");
+    assert_eq!(refused["code"], "nvrtc_too_old", "{refused}");
+    let reason = refused["reason"].as_str().unwrap_or_default();
+    for part in ["12.3", "12.4", "libnvrtc.so.12"] {
+        assert!(reason.contains(part), "{reason}");
+    }
+}

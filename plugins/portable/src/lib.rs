@@ -63,6 +63,8 @@ impl Backend for Portable {
         description.archs = vec![std::env::consts::ARCH.into()];
         description.role = Some("reference".into());
         description.forms = forms::declarations();
+        let kinds = sim::operation::KINDS.iter();
+        description.operations = kinds.map(|kind| (*kind).to_string()).collect();
         description
     }
 
@@ -103,6 +105,9 @@ impl Backend for Portable {
             return Err(Failure::refused("boundary_dtype", what));
         }
         sdk::Device::synchronize(&**sim, 0)?;
+        if let Some(kind) = request.operation() {
+            return sim::operation::bind(sim, kind, request);
+        }
         Ok(sim.place(forms::bind(&self.shared, request)?))
     }
 }

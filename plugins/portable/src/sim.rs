@@ -8,10 +8,12 @@
 //! It is there when `STRUCTURES_SIM_ARCH` names an architecture (`sm_90a`), and only then.
 //! `STRUCTURES_SIM_BUILT_FOR` lists what its code was built for, comma-separated (its own
 //! architecture otherwise); `STRUCTURES_SIM_LOSE_AFTER` is the number of operations after which the
-//! device is gone.
+//! device is gone, `STRUCTURES_SIM_LOSE_IN` the host operation inside whose how many-eth call it
+//! goes (`add:3`).
 
 mod form;
 mod memory;
+pub mod operation;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -33,6 +35,7 @@ pub struct Config {
     arch: String,
     built_for: Vec<String>,
     lose_after: Option<u64>,
+    lose_in: Option<(String, u64)>,
 }
 
 impl Config {
@@ -49,10 +52,22 @@ impl Config {
                 Failure::failed("sim_config", what)
             })?),
         };
+        let lose_in = match variable("STRUCTURES_SIM_LOSE_IN") {
+            None => None,
+            Some(text) => {
+                let parts = text.split_once(':');
+                let read = parts.and_then(|(kind, n)| Some((kind.to_string(), n.parse().ok()?)));
+                Some(read.ok_or_else(|| {
+                    let what = format!("STRUCTURES_SIM_LOSE_IN: KIND:NUMBER, found `{text}`");
+                    Failure::failed("sim_config", what)
+                })?)
+            }
+        };
         Ok(Some(Config {
             arch,
             built_for: built_for.split(',').map(|a| a.trim().into()).collect(),
             lose_after,
+            lose_in,
         }))
     }
 }
@@ -66,10 +81,22 @@ pub struct Sim {
 #[derive(Debug)]
 struct State {
     operations: u64,
+    /// Calls of the host operation that [`Config::lose_in`] names.
+    inside: u64,
     lost: bool,
     memory: Memory,
     /// Queue -> mark. The first is the default queue.
     queues: Vec<Option<Mark>>,
+}
+
+impl State {
+    /// The device is gone, and everything on it.
+    fn lose(&mut self) {
+        if !self.lost {
+            self.lost = true;
+            self.memory = Memory::new(CAPACITY);
+        }
+    }
 }
 
 /// When a mark was set; `None` before the first.
@@ -90,6 +117,7 @@ impl Sim {
             config,
             state: Mutex::new(State {
                 operations: 0,
+                inside: 0,
                 lost: false,
                 memory: Memory::new(CAPACITY),
                 queues: vec![Some(None)],
@@ -124,15 +152,25 @@ impl Sim {
     fn operate<R>(&self, f: impl FnOnce(&mut State) -> Result<R, Failure>) -> Result<R, Failure> {
         let state = &mut *self.lock();
         state.operations += 1;
-        if self.config.lose_after.is_some_and(|n| state.operations > n) && !state.lost {
-            state.lost = true;
-            state.memory = Memory::new(CAPACITY);
+        if self.config.lose_after.is_some_and(|n| state.operations > n) {
+            state.lose();
         }
         if state.lost {
             let what = format!("the simulated {} is gone", self.config.arch);
             return Err(Failure::failed("device_lost", what));
         }
         f(state)
+    }
+
+    /// A call of a host operation has read what it reads and written nothing.
+    fn inside(&self, kind: &str) {
+        if let Some((_, n)) = self.config.lose_in.as_ref().filter(|(k, _)| k == kind) {
+            let state = &mut *self.lock();
+            state.inside += 1;
+            if state.inside == *n {
+                state.lose();
+            }
+        }
     }
 
     /// As [`Sim::operate`], on a queue that must exist.
@@ -240,6 +278,11 @@ mod tests {
         let bad = [
             ("STRUCTURES_SIM_ARCH", "sm_90"),
             ("STRUCTURES_SIM_LOSE_AFTER", "soon"),
+        ];
+        assert_eq!(config(&bad).expect_err("no number").code, "sim_config");
+        let bad = [
+            ("STRUCTURES_SIM_ARCH", "sm_90"),
+            ("STRUCTURES_SIM_LOSE_IN", "add"),
         ];
         assert_eq!(config(&bad).expect_err("no number").code, "sim_config");
     }

@@ -35,6 +35,13 @@ pub fn run(path: &Path, cx: &Context<'_>) -> Result<u8, Failure> {
         );
         *active.entry(key).or_default() += 1;
     }
+    for row in &receipt.device_operations {
+        let (kind, plugin, index) = (&row.kind, &row.plugin, row.device.index);
+        active.insert(
+            format!("host operation {kind} ({plugin}@{index})"),
+            row.count,
+        );
+    }
     let kept = grouped(&receipt.kept_host);
     let refused = grouped(&receipt.refused);
     if cx.out.json() {

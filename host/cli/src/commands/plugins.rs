@@ -217,6 +217,7 @@ fn show(registry: &Registry, id: &str, cx: &Context<'_>) -> Result<u8, Failure> 
         if let Some(d) = description {
             map.insert("forms".into(), json!(d.forms));
             map.insert("entries".into(), json!(d.entries));
+            map.insert("operations".into(), json!(d.operations));
             map.insert("role".into(), json!(d.role));
             map.insert("panic".into(), json!(d.panic));
             map.insert("requires".into(), json!(d.requires));
@@ -255,6 +256,7 @@ fn show(registry: &Registry, id: &str, cx: &Context<'_>) -> Result<u8, Failure> 
     line("panic", d.panic.as_deref().unwrap_or("-"));
     line("requires", &d.requires.join(" "));
     line("entries", &d.entries.join(" "));
+    line("operations", &d.operations.join(" "));
     cx.out.table(
         [
             "structure",

@@ -21,33 +21,51 @@ struct Placed {
 /// A tensor's values on this side, with its dims; `None` for an absent optional.
 type Staged = Option<(Vec<f32>, Vec<usize>)>;
 
-impl Placed {
-    /// Address and bytes of a tensor of this device.
-    fn place_of(tensor: &Tensor<'_>) -> Result<(u64, usize), Failure> {
-        let address = tensor
-            .device_address()
-            .filter(|_| tensor.device() == INDEX)
-            .ok_or_else(|| {
-                let what = format!("on device {}, expected {INDEX}", tensor.device());
-                Failure::invalid("view_device", what)
-            })?;
-        if tensor.dtype() != Some(DType::F32) || !tensor.is_contiguous() {
-            return Err(Failure::invalid("view_layout", "expected contiguous f32"));
-        }
-        Ok((address, 4 * tensor.len()))
+/// Address and bytes of a tensor of this device.
+fn place_of(tensor: &Tensor<'_>, dtype: DType) -> Result<(u64, usize), Failure> {
+    let address = tensor
+        .device_address()
+        .filter(|_| tensor.device() == INDEX)
+        .ok_or_else(|| {
+            let what = format!("on device {}, expected {INDEX}", tensor.device());
+            Failure::invalid("view_device", what)
+        })?;
+    if tensor.dtype() != Some(dtype) || !tensor.is_contiguous() {
+        let what = format!("expected contiguous {}", dtype.name());
+        return Err(Failure::invalid("view_layout", what));
     }
+    Ok((address, dtype.size() * tensor.len()))
+}
 
+/// The bytes of a tensor of this device.
+pub fn read(sim: &Sim, queue: u64, tensor: &Tensor<'_>, dtype: DType) -> Result<Vec<u8>, Failure> {
+    let (address, bytes) = place_of(tensor, dtype)?;
+    sim.on_queue(queue, |state, _| {
+        Ok(state.memory.at(address, bytes)?.to_vec())
+    })
+}
+
+/// Fills a tensor of this device.
+pub fn write(sim: &Sim, queue: u64, tensor: &Tensor<'_>, values: &[f32]) -> Result<(), Failure> {
+    let (address, bytes) = place_of(tensor, DType::F32)?;
+    sim.on_queue(queue, |state, _| {
+        let to = state.memory.at_mut(address, bytes)?.chunks_exact_mut(4);
+        to.zip(values)
+            .for_each(|(to, value)| to.copy_from_slice(&value.to_le_bytes()));
+        Ok(())
+    })
+}
+
+impl Placed {
     fn fetch(&self, queue: u64, tensor: &Tensor<'_>) -> Result<Staged, Failure> {
         if tensor.is_absent() {
             return Ok(None);
         }
-        let (address, bytes) = Self::place_of(tensor)?;
-        let values = self.sim.on_queue(queue, |state, _| {
-            let bytes = state.memory.at(address, bytes)?.chunks_exact(4);
-            Ok(bytes
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect())
-        })?;
+        let bytes = read(&self.sim, queue, tensor, DType::F32)?;
+        let each = bytes.chunks_exact(4);
+        let values = each
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
         let dims = tensor.dims().iter().map(|dim| *dim as usize).collect();
         Ok(Some((values, dims)))
     }
@@ -66,13 +84,7 @@ impl Placed {
         let Some((values, _)) = staged else {
             return Ok(());
         };
-        let (address, bytes) = Self::place_of(tensor)?;
-        self.sim.on_queue(queue, |state, _| {
-            let to = state.memory.at_mut(address, bytes)?.chunks_exact_mut(4);
-            to.zip(values)
-                .for_each(|(to, value)| to.copy_from_slice(&value.to_le_bytes()));
-            Ok(())
-        })
+        write(&self.sim, queue, tensor, values)
     }
 }
 

@@ -1,0 +1,498 @@
+//! An operation of the host's graph that a backend executes on its device, in a seat of its own.
+//!
+//! It is bound through the same entry as a form, as one of no structure: kind, attributes with their defaults, operands
+//! that are parameters as weights. Before it is used it runs once beside the host's kernel on the same values. In a
+//! plan it is an install of one operation: what it does not serve the host's operation does, exactly and counted.
+//!
+//! Not here: which operations are worth it (`residency`), and the values' copies (`station`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use candle_core::{Device, Tensor};
+use serde_json::Value as Json;
+use structures_graph::ops::{AttrDefault, AttrSpec, AttrValue};
+use structures_graph::place::{Held, Place};
+use structures_graph::session::{Install, Session};
+use structures_graph::{Dim, Graph, GraphError, OpId, OpKind, ValueId};
+use structures_loader::{BoundForm, Copies, Plugin};
+use structures_plugin_api::describe::{operation_form, BindParams};
+
+use crate::adopt::Blocks;
+use crate::bind::bind_form;
+use crate::receipt::SeatDevice;
+use crate::seat::{
+    Admission, AwayCall, CallFailure, Elsewhere, Executable, OnGuardFail, Rows, Seat, View,
+};
+use crate::station::Station;
+use crate::trial::NamedWeight;
+
+/// Largest relative L2 distance from the host's kernel: f32 in another order of sums.
+const AGREES: f64 = 1e-5;
+/// Code of an operation that makes other numbers than the host.
+pub const DIFFERS: &str = "operation_differs";
+
+/// What stands for symbols of a graph's dims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// New positions of a run.
+    pub tokens: usize,
+    /// All of them, with those of the state.
+    pub positions: usize,
+}
+
+impl Sizes {
+    fn of(self, dim: &Dim) -> usize {
+        match dim {
+            Dim::Size(n) => *n,
+            Dim::Symbol(s) => match s.as_str() {
+                "B" => 1,
+                "S" => self.positions,
+                _ => self.tokens,
+            },
+        }
+    }
+
+    /// Dims of a value.
+    pub fn dims(self, graph: &Graph, v: ValueId) -> Vec<usize> {
+        let dims = graph.value(v).dims.iter();
+        dims.map(|d| self.of(d)).collect()
+    }
+
+    /// Bytes of a value on a device.
+    pub fn bytes(self, graph: &Graph, readers: &[Vec<(OpId, usize)>], v: ValueId) -> u64 {
+        let counts = readers[v.0].iter().any(|(op, at)| counts(graph, *op, *at));
+        let element = if counts { size_of::<i64>() } else { 4 };
+        element as u64 * self.dims(graph, v).iter().product::<usize>() as u64
+    }
+}
+
+/// Whether an operand holds whole numbers: rows of a table, positions.
+fn counts(graph: &Graph, op: OpId, at: usize) -> bool {
+    at == 0 && matches!(graph.op(op).kind, OpKind::Embedding | OpKind::RopeTable)
+}
+
+/// Whether an operation may be given to a device at all: it writes no state, and is not free already.
+pub fn movable(kind: OpKind) -> bool {
+    let stays = [OpKind::KvAppend, OpKind::StateWrite, OpKind::Reshape];
+    !stays.contains(&kind)
+}
+
+/// An operation bound on a device, ready to be put in a plan.
+#[derive(Clone)]
+pub struct Operation {
+    /// Its seat.
+    pub seat: Arc<Seat>,
+    /// How a plan hands the operation to it.
+    pub install: Install,
+    /// Kind.
+    pub kind: OpKind,
+    /// Name of its first result.
+    pub value: String,
+    /// Id of the plugin.
+    pub plugin: String,
+    /// The device.
+    pub device: SeatDevice,
+    /// Bytes of parameters on the device.
+    pub packed_bytes: u64,
+}
+
+/// Binds operations on one device.
+pub struct Workshop<'a> {
+    session: &'a Session,
+    plugin: &'a Plugin,
+    station: Arc<Station>,
+    /// Shapes of the trial.
+    sizes: Sizes,
+    /// Most positions of any call.
+    most: usize,
+    mode: OnGuardFail,
+    /// What was compared with the host already; operations of the same shape and without weights are one.
+    proven: BTreeSet<String>,
+}
+
+impl<'a> Workshop<'a> {
+    /// On a device of a plugin. `sizes` are those of the workload, `most` the longest run there can be.
+    pub fn new(
+        session: &'a Session,
+        plugin: &'a Plugin,
+        station: Arc<Station>,
+        sizes: Sizes,
+        most: usize,
+        mode: OnGuardFail,
+    ) -> Self {
+        Workshop {
+            session,
+            plugin,
+            station,
+            sizes,
+            most,
+            mode,
+            proven: BTreeSet::new(),
+        }
+    }
+
+    /// The device.
+    pub fn station(&self) -> &Arc<Station> {
+        &self.station
+    }
+
+    /// Id of the plugin.
+    pub fn plugin(&self) -> &str {
+        self.plugin.id()
+    }
+
+    /// Kinds of operations that are declared for it and that a device may have.
+    pub fn kinds(&self) -> BTreeSet<OpKind> {
+        let declared = self.plugin.description().operations.iter();
+        declared
+            .filter_map(|name| OpKind::from_name(name))
+            .filter(|kind| movable(*kind))
+            .collect()
+    }
+
+    /// Binds one operation and compares it with the host's.
+    ///
+    /// # Errors
+    /// Code and reason.
+    pub fn bind(&mut self, id: OpId) -> Result<Operation, (String, String)> {
+        let graph = self.session.graph();
+        let op = graph.op(id);
+        let (mut inputs, mut weights) = (Vec::new(), Vec::new());
+        for (at, operand) in op.inputs.iter().enumerate() {
+            let name = operand_name(op.kind, at);
+            let stored = operand.and_then(|v| Some((graph.param(v)?.1, v)));
+            let Some((layout, value)) = stored else {
+                inputs.push((name, *operand));
+                continue;
+            };
+            let tensor = self.session.value_tensor(value);
+            match tensor.map_err(|e| ("operation_operands".to_string(), e.to_string()))? {
+                Some(tensor) => weights.push(NamedWeight {
+                    name,
+                    layout,
+                    tensor,
+                }),
+                None => inputs.push((name, *operand)),
+            }
+        }
+        let output = |i: usize| match op.outputs.len() {
+            1 => "y".to_string(),
+            _ => format!("y_{i}"),
+        };
+        let first = inputs.iter().find_map(|(_, v)| *v);
+        let first = first.ok_or_else(|| {
+            let reason = "it reads nothing but parameters";
+            ("operation_operands".to_string(), reason.to_string())
+        })?;
+        let width = match graph.value(first).dims.last() {
+            Some(Dim::Size(n)) => (*n).max(1),
+            _ => 1,
+        };
+        let longest = Sizes {
+            tokens: self.most,
+            positions: self.most,
+        };
+        let rows = longest.dims(graph, first).iter().product::<usize>() / width;
+        let params = BindParams {
+            params: attributes(graph, id),
+            inputs: inputs.iter().map(|(name, _)| name.clone()).collect(),
+            outputs: (0..op.outputs.len()).map(output).collect(),
+            ..BindParams::default()
+        };
+        let (kind, form) = (op.kind.name(), operation_form(op.kind.name()));
+        let index = self.station.note().index;
+        let bound = bind_form(
+            self.plugin,
+            &form,
+            kind,
+            &weights,
+            &BTreeMap::new(),
+            &params,
+            rows as u64,
+            &Blocks::new(),
+            index,
+        )
+        .map_err(|e| (e.code().to_string(), e.to_string()))?
+        .map_err(|e| (e.code.clone(), e.message))?;
+        let packed_bytes = bound.facts().packed_bytes;
+        let away = Arc::new(Working {
+            form: bound,
+            station: Arc::clone(&self.station),
+        });
+        let shapes: Vec<_> = op
+            .inputs
+            .iter()
+            .flatten()
+            .map(|v| graph.value(*v))
+            .collect();
+        let shapes: Vec<_> = shapes.iter().map(|v| &v.dims).collect();
+        let class = format!("{kind} {:?} {shapes:?}", params.params);
+        if !weights.is_empty() || !self.proven.contains(&class) {
+            self.trial(id, &away, &inputs, &weights)?;
+            self.proven.insert(class);
+        }
+        let value = op.outputs.first().map(|v| graph.value(*v).name.clone());
+        let value = value.unwrap_or_default();
+        let key = format!("{form}:{value}");
+        let dims = |v: ValueId| graph.value(v).dims.clone();
+        let seat = Seat::at(
+            Some(away),
+            key.clone(),
+            Box::new(OnlyThere),
+            Admission {
+                width,
+                rows: Rows::Capacity(rows),
+                band: None,
+                concurrent: false,
+                strided: false,
+            },
+            self.mode,
+            inputs.iter().map(|(_, v)| v.map(dims)).collect(),
+            op.outputs.iter().map(|v| dims(*v)).collect(),
+        );
+        Ok(Operation {
+            install: Install {
+                name: key,
+                ops: vec![id],
+                inputs: inputs.into_iter().map(|(_, v)| v).collect(),
+                outputs: op.outputs.clone(),
+                runner: seat.clone(),
+            },
+            seat,
+            kind: op.kind,
+            value,
+            plugin: self.plugin.id().into(),
+            device: self.station.note().clone(),
+            packed_bytes,
+        })
+    }
+
+    /// The operation once beside the host's kernel, at the workload's shapes.
+    fn trial(
+        &self,
+        id: OpId,
+        away: &Working,
+        inputs: &[(String, Option<ValueId>)],
+        weights: &[NamedWeight],
+    ) -> Result<(), (String, String)> {
+        let graph = self.session.graph();
+        let op = graph.op(id);
+        let host = |e: GraphError| ("operation_host".to_string(), e.to_string());
+        let table = weights.first().and_then(|w| w.tensor.dims().first());
+        let rows = table.copied().unwrap_or(self.most).max(1);
+        let mut given: Vec<(ValueId, Tensor)> = Vec::new();
+        for v in inputs.iter().filter_map(|(_, v)| *v) {
+            let dims = self.sizes.dims(graph, v);
+            let at = op.inputs.iter().position(|o| *o == Some(v));
+            let whole = counts(graph, id, at.unwrap_or(0));
+            let made = made(&dims, v.0, whole.then_some(rows));
+            given.push((v, made.map_err(|e| host(e.into_graph(op.kind)))?));
+        }
+        let piece = self.session.piece(&[id]).map_err(host)?;
+        let want = piece.run(&given, &op.outputs).map_err(host)?;
+        let held: Vec<Option<Held>> = inputs
+            .iter()
+            .map(|(_, v)| v.and_then(|v| given.iter().find(|(of, _)| *of == v)))
+            .map(|found| found.map(|(_, t)| Held::Host(t.clone())))
+            .collect();
+        let dims: Vec<Vec<usize>> = want.iter().map(|t| t.dims().to_vec()).collect();
+        let (made, _) = away
+            .call(&held, &dims)
+            .map_err(|failure| (failure.code, failure.message))?;
+        for ((mut made, want), dims) in made.into_iter().zip(&want).zip(&dims) {
+            let got = made.bring_home().map_err(host)?;
+            let error = distance(got, want).map_err(|e| host(e.into_graph(op.kind)))?;
+            if error.is_nan() || error > AGREES {
+                let reason = format!(
+                    "`{}` {dims:?}: relative L2 {error:.3e} from the host's kernel, at most {AGREES:e} is expected",
+                    op.kind
+                );
+                return Err((DIFFERS.into(), reason));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An error of candle as the graph's.
+trait IntoGraph {
+    fn into_graph(self, kind: OpKind) -> GraphError;
+}
+
+impl IntoGraph for candle_core::Error {
+    fn into_graph(self, kind: OpKind) -> GraphError {
+        GraphError::Kernel {
+            op: kind.name().into(),
+            at: "trial".into(),
+            source: Box::new(self),
+        }
+    }
+}
+
+/// Values that differ everywhere; whole numbers below a bound where one is given.
+fn made(dims: &[usize], seed: usize, below: Option<usize>) -> candle_core::Result<Tensor> {
+    let n: usize = dims.iter().product();
+    let mut state = (seed as u32).wrapping_mul(0x9e37_79b9) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state
+    };
+    match below {
+        Some(below) => {
+            let values: Vec<u32> = (0..n).map(|_| next() % below as u32).collect();
+            Tensor::from_vec(values, dims, &Device::Cpu)
+        }
+        None => {
+            let unit = |bits: u32| (bits >> 8) as f32 / (1 << 23) as f32 - 1.0;
+            let values: Vec<f32> = (0..n).map(|_| 3.0 * unit(next())).collect();
+            Tensor::from_vec(values, dims, &Device::Cpu)
+        }
+    }
+}
+
+/// Relative L2 distance; NaN where either has one.
+fn distance(got: &Tensor, want: &Tensor) -> candle_core::Result<f64> {
+    let flat = |t: &Tensor| t.flatten_all()?.to_vec1::<f32>();
+    let (got, want) = (flat(got)?, flat(want)?);
+    let sum = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();
+    let off = sum(&mut got.iter().zip(&want).map(|(g, w)| f64::from(g - w)));
+    let all = sum(&mut want.iter().map(|w| f64::from(*w)));
+    Ok((off / all.max(f64::MIN_POSITIVE)).sqrt())
+}
+
+/// Name of an operand; those beyond the table's, of an operation that takes any number, are counted.
+fn operand_name(kind: OpKind, at: usize) -> String {
+    let spec = kind.spec();
+    match spec.operands.get(at) {
+        Some(_) => spec.operand_name(at).into(),
+        None => format!("x_{at}"),
+    }
+}
+
+/// Attributes as they hold: written ones, and the defaults of the others.
+fn attributes(graph: &Graph, id: OpId) -> BTreeMap<String, Json> {
+    let op = graph.op(id);
+    let last = op.inputs.first().copied().flatten();
+    let last = last.and_then(|v| match graph.value(v).dims.last() {
+        Some(Dim::Size(n)) => Some(*n as f64),
+        _ => None,
+    });
+    let default = |spec: &AttrSpec| match spec.default {
+        AttrDefault::Number(n) => Json::from(n),
+        AttrDefault::Flag(b) => Json::from(b),
+        AttrDefault::Word(w) => Json::from(w),
+        AttrDefault::LastDim => last.map_or(Json::Null, Json::from),
+        AttrDefault::InvSqrtLastDim => last.map_or(Json::Null, |n| n.powf(-0.5).into()),
+        AttrDefault::Required | AttrDefault::Absent => Json::Null,
+    };
+    let value = |spec: &AttrSpec| match op.attrs.get(spec.name) {
+        Some(AttrValue::Absent) => Json::Null,
+        Some(written) => serde_json::to_value(written).unwrap_or(Json::Null),
+        None => default(spec),
+    };
+    let specs = op.kind.spec().attrs.iter();
+    specs.map(|s| (s.name.to_string(), value(s))).collect()
+}
+
+/// A bound operation at its station.
+struct Working {
+    form: BoundForm,
+    station: Arc<Station>,
+}
+
+impl Elsewhere for Working {
+    fn place(&self) -> &Place {
+        self.station.place()
+    }
+
+    fn copies(&self) -> Copies {
+        self.station.device().copies()
+    }
+
+    fn call(&self, inputs: &[Option<Held>], outputs: &[Vec<usize>]) -> AwayCall {
+        self.station.serve(&self.form, inputs, outputs)
+    }
+
+    fn is_operation(&self) -> bool {
+        true
+    }
+}
+
+/// What stands for such a seat in host memory: the host's own operation is there.
+struct OnlyThere;
+
+impl Executable for OnlyThere {
+    fn call(&self, _: &[View<'_>], _: &mut [(Vec<f32>, Vec<usize>)]) -> Result<(), CallFailure> {
+        Err(CallFailure {
+            code: "rt_device".into(),
+            message: "a host operation of a device was called with host memory".into(),
+            declined: true,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use structures_graph::graph::GraphBuilder;
+
+    use super::*;
+
+    #[test]
+    fn attributes_are_told_with_their_defaults() {
+        let mut b = GraphBuilder::new("test");
+        let x = b.input("x", vec![Dim::Symbol("T".into()), Dim::Size(16)]);
+        let by = [("by", AttrValue::Float(0.5))];
+        let dims = || vec![Dim::Symbol("T".into()), Dim::Size(16)];
+        let y = b.op(OpKind::Scale, "", "y", &[Some(x)], &by, dims());
+        let z = b.op(OpKind::Scale, "", "z", &[Some(y)], &[], dims());
+        let a = b.op(OpKind::Attention, "", "a", &[Some(z)], &[], dims());
+        let graph = b.finish();
+        let of = |v: ValueId| attributes(&graph, graph.producer(v).unwrap().0);
+        assert_eq!(of(y), [("by".to_string(), Json::from(0.5))].into());
+        assert_eq!(of(z)["by"], Json::from(1.0));
+        assert_eq!(of(a)["scale"], Json::from(0.25));
+        assert_eq!(
+            (&of(a)["window"], &of(a)["causal"]),
+            (&Json::Null, &Json::from(false))
+        );
+        assert_eq!(operand_name(OpKind::Add, 1), "b");
+        assert_eq!(operand_name(OpKind::Concat, 2), "x_2");
+    }
+
+    #[test]
+    fn whole_numbers_are_counted_as_they_cross() {
+        let mut b = GraphBuilder::new("test");
+        let ids = b.input(
+            "ids",
+            vec![Dim::Symbol("B".into()), Dim::Symbol("T".into())],
+        );
+        let row = vec![
+            Dim::Symbol("B".into()),
+            Dim::Symbol("T".into()),
+            Dim::Size(16),
+        ];
+        let x = b.op(OpKind::Embedding, "", "x", &[Some(ids)], &[], row);
+        let graph = b.finish();
+        let sizes = Sizes {
+            tokens: 3,
+            positions: 9,
+        };
+        let readers = graph.readers();
+        assert_eq!(sizes.bytes(&graph, &readers, ids), 24);
+        assert_eq!(sizes.bytes(&graph, &readers, x), 3 * 16 * 4);
+        assert_eq!(sizes.of(&Dim::Symbol("S".into())), 9);
+    }
+
+    #[test]
+    fn a_distance_sees_what_differs_and_what_is_no_number() {
+        let t = |v: &[f32]| Tensor::new(v, &Device::Cpu).unwrap();
+        assert_eq!(distance(&t(&[1.0, 2.0]), &t(&[1.0, 2.0])).unwrap(), 0.0);
+        assert!(distance(&t(&[1.0, 2.1]), &t(&[1.0, 2.0])).unwrap() > AGREES);
+        assert!(distance(&t(&[1.0, f32::NAN]), &t(&[1.0, 2.0]))
+            .unwrap()
+            .is_nan());
+    }
+}

@@ -1,0 +1,237 @@
+//! Host operations on a GPU that is not there: bit for bit what the host makes, for what repeats and for what does not.
+
+#![allow(clippy::expect_used, clippy::unwrap_used)] // a test that panics has failed
+
+mod common;
+
+use structures_loader::{
+    row_capacity, BindSpec, BoundForm, DeviceMemory, Environment, HostTensor, Plugin, PluginDevice,
+    PluginError, Registry, ScanMode, ScanOptions,
+};
+use structures_plugin_api::describe::{operation_form, BindParams};
+use structures_plugin_api::DType;
+
+const GPU: u32 = 1;
+
+/// The plugin on the fake driver, and the directory it was loaded from; `None` where the fakes cannot be built.
+fn open() -> Option<(Plugin, tempfile::TempDir)> {
+    let fakes = common::Fakes::built()?;
+    fakes.open();
+    let file = "libstructures_plugin_cuda.so";
+    let exe = std::env::current_exe().expect("a path");
+    let built = exe.ancestors().map(|dir| dir.join(file));
+    let built = built.into_iter().find(|p| p.is_file());
+    let built = built.expect("the workspace is built");
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let plugins = dir
+        .path()
+        .canonicalize()
+        .expect("canonical")
+        .join("plugins");
+    std::fs::create_dir(&plugins).expect("create");
+    std::fs::copy(built, plugins.join("gpu.so")).expect("copies");
+    let mut options = ScanOptions::new(vec![plugins]);
+    options.environment = Environment {
+        cache_dir: Some(dir.path().join("loader")),
+        ..Environment::default()
+    };
+    options.mode = ScanMode::InProcess;
+    let registry = Registry::scan(&options).expect("scan");
+    Some((registry.plugin("cuda").cloned().expect("loads"), dir))
+}
+
+fn ramp(n: usize, step: usize) -> Vec<f32> {
+    (0..n)
+        .map(|i| (i * step % 101) as f32 / 7.0 - 6.0)
+        .collect()
+}
+
+type Operand<'a> = (&'a str, &'a [f32], &'a [usize]);
+
+/// Attributes of a norm with a weight that is one less than the scale.
+fn offset() -> [(String, serde_json::Value); 3] {
+    let of = |name: &str, value: serde_json::Value| (name.to_string(), value);
+    [
+        of("eps", 1e-3.into()),
+        of("axes", 1.0.into()),
+        of("weight", "offset".into()),
+    ]
+}
+
+fn bind(
+    plugin: &Plugin,
+    kind: &str,
+    inputs: &[&str],
+    weights: &[Operand<'_>],
+    device: u32,
+) -> Result<BoundForm, PluginError> {
+    let params = BindParams {
+        inputs: inputs.iter().map(|n| (*n).to_string()).collect(),
+        outputs: vec!["y".into()],
+        params: match kind {
+            "rms_norm" => offset().into(),
+            _ => Default::default(),
+        },
+        ..BindParams::default()
+    };
+    let weights: Vec<_> = weights
+        .iter()
+        .map(|(name, data, dims)| (*name, HostTensor::new(data, dims).expect("fits")))
+        .collect();
+    plugin.bind(&BindSpec {
+        form: &operation_form(kind),
+        device,
+        span: kind,
+        weights: &weights,
+        statistics: &[],
+        params: &params,
+        contract: row_capacity(DType::F32, 64),
+    })
+}
+
+fn on(device: &PluginDevice, data: &[f32]) -> DeviceMemory {
+    let mut memory = device.lease(4 * data.len() as u64).expect("memory");
+    memory.copy_in(None, 0, data).expect("copies");
+    memory
+}
+
+/// One call with operands on the device.
+fn call(
+    device: &PluginDevice,
+    form: &BoundForm,
+    operands: &[(&[f32], &[usize])],
+    dims: &[usize],
+) -> Result<Vec<f32>, PluginError> {
+    let held: Vec<DeviceMemory> = operands.iter().map(|(data, _)| on(device, data)).collect();
+    let views: Vec<_> = held
+        .iter()
+        .zip(operands)
+        .map(|(memory, (_, dims))| memory.tensor(DType::F32, dims).expect("fits"))
+        .collect();
+    let mut out = vec![f32::NAN; dims.iter().product()];
+    let mut made = on(device, &out);
+    {
+        let mut results = [made.tensor_mut(DType::F32, dims).expect("fits")];
+        form.call_on(device, None, &views, &mut results, &mut [])?;
+    }
+    made.copy_out(None, 0, &mut out)?;
+    Ok(out)
+}
+
+#[test]
+fn sums_and_products_are_the_hosts_bit_for_bit() {
+    let Some((plugin, _dir)) = open() else {
+        return;
+    };
+    let device = plugin.device(GPU).expect("opens");
+    type Of = fn(f32, f32) -> f32;
+    let f: [(&str, Of); 2] = [("add", |a, b| a + b), ("mul", |a, b| a * b)];
+    for (kind, f) in f {
+        let form = bind(&plugin, kind, &["a", "b"], &[], GPU).expect("binds");
+        // More elements than a block has threads, and no multiple of it.
+        let shapes: [(&[usize], &[usize]); 4] = [
+            (&[3, 7, 45], &[3, 7, 45]),
+            (&[3, 7, 45], &[45]),
+            (&[45], &[3, 7, 45]),
+            (&[3, 7, 45], &[1, 7, 45]),
+        ];
+        for (a_dims, b_dims) in shapes {
+            let n = |dims: &[usize]| dims.iter().product::<usize>();
+            let (a, b) = (ramp(n(a_dims), 13), ramp(n(b_dims), 31));
+            let got = call(&device, &form, &[(&a, a_dims), (&b, b_dims)], &[3, 7, 45]);
+            let want: Vec<f32> = (0..945)
+                .map(|i| f(a[i % a.len()], b[i % b.len()]))
+                .collect();
+            assert_eq!(got.expect("runs"), want, "{kind} {a_dims:?} {b_dims:?}");
+        }
+        let scale = ramp(45, 3);
+        let stored = bind(&plugin, kind, &["a"], &[("b", &scale, &[45])], GPU).expect("binds");
+        assert_eq!(stored.facts().packed_bytes, 180);
+        let a = ramp(90, 5);
+        let got = call(&device, &stored, &[(&a, &[2, 45])], &[2, 45]).expect("runs");
+        let want: Vec<f32> = (0..90).map(|i| f(a[i], scale[i % 45])).collect();
+        assert_eq!(got, want);
+        let column = ramp(3, 2);
+        let refused = call(
+            &device,
+            &form,
+            &[(&ramp(945, 1), &[3, 7, 45]), (&column, &[3, 1, 1])],
+            &[3, 7, 45],
+        );
+        assert_eq!(refused.expect_err("no such kernel").code, "operand_dims");
+    }
+}
+
+#[test]
+fn rows_of_a_table_are_the_hosts_and_an_id_beyond_it_is_no_number() {
+    let Some((plugin, _dir)) = open() else {
+        return;
+    };
+    let device = plugin.device(GPU).expect("opens");
+    let table = ramp(11 * 300, 17);
+    let form = bind(
+        &plugin,
+        "embedding",
+        &["ids"],
+        &[("w", &table, &[11, 300])],
+        GPU,
+    );
+    let form = form.expect("binds");
+    assert_eq!(form.facts().packed_bytes, 4 * 11 * 300);
+    let ids: [i64; 6] = [0, 10, 3, 3, 11, -1];
+    let mut given = device.lease(48).expect("memory");
+    given.copy_in(None, 0, &ids).expect("copies");
+    let mut out = vec![0.0_f32; 6 * 300];
+    let mut made = on(&device, &out);
+    {
+        let ids = given.tensor(DType::I64, &[1, 6]).expect("fits");
+        let mut results = [made.tensor_mut(DType::F32, &[1, 6, 300]).expect("fits")];
+        form.call_on(&device, None, &[ids], &mut results, &mut [])
+            .expect("runs");
+    }
+    made.copy_out(None, 0, &mut out).expect("copies");
+    for (row, id) in out.chunks_exact(300).zip(ids) {
+        match usize::try_from(id).ok().filter(|id| *id < 11) {
+            Some(id) => assert_eq!(row, &table[id * 300..][..300]),
+            None => assert!(row.iter().all(|v| v.is_nan()), "{id}"),
+        }
+    }
+}
+
+#[test]
+fn rows_are_normed_to_f32s_precision() {
+    let Some((plugin, _dir)) = open() else {
+        return;
+    };
+    let device = plugin.device(GPU).expect("opens");
+    // Wider than a block of threads.
+    let (x, w) = (ramp(5 * 300, 13), ramp(300, 3));
+    for weights in [&[][..], &[("w", &w[..], &[300][..])]] {
+        let form = bind(&plugin, "rms_norm", &["x"], weights, GPU).expect("binds");
+        let got = call(&device, &form, &[(&x, &[1, 5, 300])], &[1, 5, 300]).expect("runs");
+        for (got, x) in got.chunks_exact(300).zip(x.chunks_exact(300)) {
+            let mean = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / 300.0;
+            let by = 1.0 / (mean + 1e-3).sqrt();
+            for (i, (got, x)) in got.iter().zip(x).enumerate() {
+                let scale = weights.first().map_or(1.0, |_| 1.0 + f64::from(w[i]));
+                let want = f64::from(*x) * by * scale;
+                let off = (f64::from(*got) - want).abs();
+                assert!(off <= 1e-5 * want.abs().max(1e-3), "{got} for {want}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_declared_and_the_cpu_are_refused_before_the_plugin_is_asked() {
+    let Some((plugin, _dir)) = open() else {
+        return;
+    };
+    let code = |kind: &str, device| {
+        let bound = bind(&plugin, kind, &["a", "b"], &[], device);
+        bound.err().map(|e| e.code)
+    };
+    assert_eq!(code("add", GPU), None);
+    assert_eq!(code("rope", GPU).as_deref(), Some("form_unknown"));
+    assert_eq!(code("add", 0).as_deref(), Some("form_unknown"));
+}
