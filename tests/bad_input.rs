@@ -651,7 +651,7 @@ fn every_damaged_gguf_is_refused_at_sight() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     let huge = 1u64 << 60;
-    let architecture = |tensors, more| {
+    let architecture = |tensors: u64, more: u64| {
         Gguf::new(tensors, 1 + more)
             .text("general.architecture")
             .four(8)
