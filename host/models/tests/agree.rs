@@ -140,13 +140,13 @@ fn a_number_that_no_tensor_has_is_named_with_the_tensor() {
         &["model.layers.1", "layer 1, one of 3"],
     );
     let mut wide = tensors();
-    let norm = wide
+    let norms = wide
         .iter_mut()
-        .find(|(n, _)| n.ends_with("1.input_layernorm.weight"));
-    norm.unwrap().1 = vec![65];
+        .filter(|(n, _)| n.ends_with("input_layernorm.weight"));
+    norms.for_each(|(_, dims)| *dims = vec![65]);
     names_all(
         judged(&config(), &wide),
-        &["layers.1.input_layernorm", "64 values", "[65]"],
+        &["layers.0.input_layernorm", "64 values", "[65]"],
     );
 }
 
@@ -178,6 +178,13 @@ fn silence_is_no_contradiction() {
     });
     judged(&ahead, &tensors()).unwrap();
     judged(&set("encoder_layers", json!(7)), &tensors()).unwrap();
+    // One layer of another shape is no word about the configuration.
+    let mut other = tensors();
+    let one = other
+        .iter_mut()
+        .find(|(n, _)| n.ends_with("1.self_attn.k_proj.weight"));
+    one.unwrap().1 = vec![48, 64];
+    judged(&config(), &other).unwrap();
     let shared = with(&|c| {
         c.insert("num_hidden_layers".into(), json!(12));
         c.insert("num_hidden_groups".into(), json!(1));

@@ -256,3 +256,45 @@ fn headers_are_read_without_a_codec() {
         .get("model.layers.0.mlp.gate_proj")
         .is_some());
 }
+
+/// A model saved without its head has no `model.` in front of its modules' names; so some embedding models are.
+#[test]
+fn a_model_saved_without_its_head_is_the_same_model() {
+    let dir = copy("qwen3");
+    let want = Description::open(dir.path()).unwrap();
+    let all: Vec<_> = tensors(dir.path())
+        .into_iter()
+        .filter_map(|(name, t)| Some((name.strip_prefix("model.")?.to_string(), t)))
+        .collect();
+    save(&dir.path().join("model.safetensors"), &all);
+    let found = Description::open(dir.path()).unwrap();
+    assert!(found.config.tied_head);
+    assert_eq!(found.config.layers, want.config.layers);
+    let embed = found.params.get("model.embed_tokens", "weight").unwrap();
+    assert_eq!(embed.0.tensors, ["embed_tokens.weight"]);
+    // Layers beyond the config's are still no detail.
+    edit_config(dir.path(), |c| {
+        drop(c.insert("num_hidden_layers".into(), serde_json::json!(1)))
+    });
+    names_all(
+        Description::open(dir.path()),
+        &["layers.1.", "only layers below 1"],
+    );
+}
+
+/// A window's rotation that is the whole's is no second one.
+#[test]
+fn two_rotations_that_are_the_same_are_one() {
+    let dir = copy("gemma3");
+    let theta = Description::open(dir.path()).unwrap().config.rope.theta;
+    edit_config(dir.path(), |c| {
+        let same = serde_json::json!({"rope_type": "default", "rope_theta": theta});
+        let both = serde_json::json!({"full_attention": same, "sliding_attention": same});
+        c.remove("rope_theta");
+        c.remove("rope_local_base_freq");
+        c.remove("rope_scaling");
+        c.insert("rope_parameters".into(), both);
+    });
+    let found = Description::open(dir.path()).unwrap();
+    assert_eq!(found.config.local_rope, None);
+}

@@ -8,7 +8,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use indexmap::IndexMap;
 use serde_json::{Map, Value as Json};
+use structures_graph::tree::{family_template, parent_path};
 
 use super::{outline, Checkpoint, GgufValue, Metadata, TensorInfo};
 use crate::ModelError;
@@ -20,44 +22,47 @@ const LAYERS: [&str; 5] = [
     "n_layer",
     "block_count",
 ];
-/// Layers of one half, and the word that the paths of that half have.
-const HALVES: [(&str, &str); 4] = [
-    ("encoder_layers", "encoder"),
-    ("num_encoder_layers", "encoder"),
-    ("decoder_layers", "decoder"),
-    ("num_decoder_layers", "decoder"),
+/// What the modules that hold a model's layers are called, and a part of what stands in each.
+const STACKS: [&str; 5] = ["layers", "layer", "h", "blocks", "block"];
+const INSIDE: [&str; 5] = ["attn", "attention", "mixer", "mlp", "ffn"];
+/// Keys by which one number is not that of the layers in the file: halves, loops, shared or empty layers.
+const OTHER_LAYERS: [&str; 6] = [
+    "encoder_layers",
+    "decoder_layers",
+    "loop",
+    "recurren",
+    "hidden_groups",
+    "block_configs",
 ];
 /// Layers beyond the model's own, which guess ahead.
 const AHEAD: [&str; 2] = ["nextn", "mtp"];
-/// Layers that share their parameters, or may have none.
-const OTHER_LAYERS: [&str; 2] = ["num_hidden_groups", "block_configs"];
-const WIDTHS: [&str; 13] = [
+/// Parts of the paths of what is no text.
+const OTHER_PARTS: [&str; 5] = ["vis", "image", "audio", "speech", "mtp"];
+const WIDTHS: [&str; 10] = [
     "n_embd",
     "n_embed",
     "d_model",
     "dim",
     "embed_dim",
-    "embedding_size",
     "embedding_dim",
     "embedding_length",
     "emb_dim",
-    "hidden_dim",
     "model_dim",
-    "d_embed",
     "word_embed_proj_dim",
 ];
-const TABLES: [&str; 8] = [
+const TABLES: [&str; 7] = [
     "embed_tokens",
     "wte",
     "word_embeddings",
     "tok_embeddings",
     "embed_in",
-    "token_embd",
     "lm_head",
     "embed_out",
 ];
-const QUERIES: [&str; 2] = ["q_proj", "wq"];
-const KEYS: [&str; 4] = ["k_proj", "v_proj", "wk", "wv"];
+const ATTENTION: [&str; 2] = ["self_attn", "attn"];
+const FFN: [&str; 1] = ["mlp"];
+const QUERY: &str = "q_proj";
+const KEYS: [&str; 2] = ["k_proj", "v_proj"];
 const INNER: [&str; 2] = ["gate_proj", "up_proj"];
 const NORMS: [&str; 7] = [
     "input_layernorm",
@@ -68,38 +73,46 @@ const NORMS: [&str; 7] = [
     "layer_norm2",
     "self_attn_layer_norm",
 ];
+/// Numbers of heads and their sizes that are not those of attention.
+const OTHER_HEADS: [&str; 4] = ["mamba", "ssm", "linear", "index"];
 const BOTH: &str = "config and checkpoint do not belong together: get both again";
 
 impl Checkpoint {
-    /// Refuses a configuration that contradicts the tensors: the first one that it does not allow.
+    /// Refuses a configuration that contradicts the tensors: the first one that it does not allow, where it allows the
+    /// same tensor of no layer.
     pub fn agrees_with_config(&self) -> Result<(), ModelError> {
         let said = Numbers::of(&self.metadata);
-        let tensors: Vec<(String, TensorInfo)> = self
-            .tensor_infos()
-            .filter(|t| outline::values(t.dtype))
-            .filter_map(|t| {
-                let (path, param) = self.place(&t.name);
-                (param == "weight").then_some((path, t))
-            })
-            .collect();
         self.layers_agree(&said)?;
-        for (path, tensor) in &tensors {
-            let fault = said.fault(path, &tensor.dims);
-            if let Some(expected) = fault {
-                return Err(ModelError::tensor(
-                    &self.metadata_path(),
-                    &tensor.name,
-                    expected,
-                    format!("shape {:?}", tensor.dims),
-                    BOTH,
-                ));
+        let mut wrong: IndexMap<String, Option<(TensorInfo, String)>> = IndexMap::new();
+        for tensor in self.tensor_infos().filter(|t| outline::values(t.dtype)) {
+            let (path, param) = self.place(&tensor.name);
+            if param != "weight" {
+                continue;
+            }
+            let (family, _) = family_template(&path);
+            match (said.fault(&path, &tensor.dims), wrong.get(&family)) {
+                (None, _) => drop(wrong.insert(family, None)),
+                (Some(expected), None) => drop(wrong.insert(family, Some((tensor, expected)))),
+                (Some(_), Some(_)) => {}
             }
         }
-        Ok(())
+        match wrong.into_values().flatten().next() {
+            None => Ok(()),
+            Some((tensor, expected)) => Err(ModelError::tensor(
+                &self.metadata_path(),
+                &tensor.name,
+                expected,
+                format!("shape {:?}", tensor.dims),
+                BOTH,
+            )),
+        }
     }
 
-    /// Every number of layers that the configuration gives is that of a stack.
+    /// The number of layers is that of the stack, where there is one of each.
     fn layers_agree(&self, said: &Numbers) -> Result<(), ModelError> {
+        let Some((count, key)) = said.layers() else {
+            return Ok(());
+        };
         let mut stacks: BTreeMap<String, Stack> = BTreeMap::new();
         for tensor in self.tensor_infos() {
             let (path, _) = self.place(&tensor.name);
@@ -111,64 +124,42 @@ impl Checkpoint {
             let stack = stacks.entry(parts[..at].join(".")).or_default();
             stack.layers.insert(i);
             stack.tensors += 1;
+            let rest = &parts[at + 1..];
+            stack.whole |= rest.iter().any(|p| INSIDE.iter().any(|w| p.contains(w)));
         }
+        let text = |path: &str| {
+            let path = path.to_ascii_lowercase();
+            !OTHER_PARTS.iter().any(|w| path.contains(w))
+        };
+        stacks.retain(|path, _| text(path));
         let most = stacks.values().map(|s| s.tensors).max().unwrap_or(0);
         stacks.retain(|_, s| s.tensors.saturating_mul(10) >= most);
-        if said.has(&OTHER_LAYERS) {
+        let mut left = stacks.into_iter();
+        let (Some((path, stack)), None) = (left.next(), left.next()) else {
+            return Ok(());
+        };
+        let name = path.rsplit('.').next().unwrap_or(&path);
+        if !stack.whole || !STACKS.contains(&name) {
             return Ok(());
         }
-        let ahead: usize = said.with(|key| AHEAD.iter().any(|a| key.contains(a)));
-        for (section, key, count) in &said.all {
-            let half = HALVES.iter().find(|(name, _)| name == key).map(|(_, w)| *w);
-            // One number for both halves is that of either.
-            let whole = LAYERS.iter().any(|n| is(key, n)) && !said.has(&HALVES.map(|(n, _)| n));
-            if !whole && half.is_none() {
-                continue;
-            }
-            let words: Vec<&str> = match (half, section.as_str()) {
-                (Some(word), _) => vec![word],
-                (None, "") => Vec::new(),
-                (None, s) if ["text", "llm", "lang"].iter().any(|w| s.contains(w)) => Vec::new(),
-                (None, s) if s.contains("vis") || s.contains("image") => vec!["vis", "image"],
-                (None, s) => vec![s.strip_suffix("_config").unwrap_or(s)],
-            };
-            let of_part = |path: &str| {
-                words.is_empty() || words.iter().any(|w| path.to_ascii_lowercase().contains(w))
-            };
-            let candidates: Vec<(&String, &Stack)> =
-                stacks.iter().filter(|(p, _)| of_part(p)).collect();
-            // A part that is not in the file is none that contradicts it.
-            if candidates.is_empty() {
-                continue;
-            }
-            let fits = |s: &Stack| (*count..=count.saturating_add(ahead)).contains(&s.size());
-            let fitting = candidates.iter().find(|(_, s)| fits(s));
-            let (item, expected, found) = match fitting {
-                Some((path, stack)) => match (0..*count).find(|i| !stack.layers.contains(i)) {
-                    None => continue,
-                    Some(hole) => (
-                        format!("{path}.{hole}"),
-                        format!("tensors of layer {hole}, one of {count}, as `{key}` says"),
-                        "none".to_string(),
-                    ),
-                },
-                None => {
-                    let (path, _) = candidates[0];
-                    let sizes: Vec<String> = candidates
-                        .iter()
-                        .map(|(path, s)| format!("{} at `{path}`", s.size()))
-                        .collect();
-                    (
-                        format!("{path}.0"),
-                        format!("{count} layers, as `{key}` says"),
-                        sizes.join(", "),
-                    )
-                }
-            };
-            let path = self.metadata_path();
-            return Err(ModelError::tensor(&path, &item, expected, found, BOTH));
-        }
-        Ok(())
+        let size = stack.layers.last().map_or(0, |n| n.saturating_add(1));
+        let ahead = said.sum(|key| AHEAD.iter().any(|a| key.contains(a)));
+        let hole = (0..size).find(|i| !stack.layers.contains(i));
+        let (item, expected, found) = match hole {
+            _ if !(count..=count.saturating_add(ahead)).contains(&size) => (
+                format!("{path}.{}", size.saturating_sub(1)),
+                format!("{count} layers, as `{key}` says"),
+                format!("{size} at `{path}`"),
+            ),
+            Some(i) => (
+                format!("{path}.{i}"),
+                format!("tensors of layer {i}, one of {count}, as `{key}` says"),
+                "none".to_string(),
+            ),
+            None => return Ok(()),
+        };
+        let file = self.metadata_path();
+        Err(ModelError::tensor(&file, &item, expected, found, BOTH))
     }
 }
 
@@ -177,12 +168,8 @@ impl Checkpoint {
 struct Stack {
     layers: BTreeSet<usize>,
     tensors: usize,
-}
-
-impl Stack {
-    fn size(&self) -> usize {
-        self.layers.last().map_or(0, |n| n.saturating_add(1))
-    }
+    /// They hold what layers hold.
+    whole: bool,
 }
 
 /// Whether a key is this name, whatever stands before it in a GGUF.
@@ -260,12 +247,29 @@ impl Numbers {
         }
     }
 
-    fn has(&self, names: &[&str]) -> bool {
-        names.iter().any(|n| self.keys.contains(*n))
+    /// How many layers the text has, and the key that says so, where nothing says another number.
+    fn layers(&self) -> Option<(usize, String)> {
+        let other = |key: &String| OTHER_LAYERS.iter().any(|w| key.contains(w));
+        if self.keys.iter().any(other) {
+            return None;
+        }
+        // Beside sections that are models the number of the whole is nobody's.
+        let text = |section: &str| match self.models.is_empty() {
+            true => section.is_empty(),
+            false => ["text", "llm", "lang"].iter().any(|w| section.contains(w)),
+        };
+        let mut found = self
+            .all
+            .iter()
+            .filter(|(section, key, _)| text(section) && LAYERS.iter().any(|n| is(key, n)));
+        let (_, key, count) = found.next()?;
+        found
+            .all(|(_, _, n)| n == count)
+            .then(|| (*count, key.clone()))
     }
 
     /// The sum of the numbers under such keys.
-    fn with(&self, wanted: impl Fn(&str) -> bool) -> usize {
+    fn sum(&self, wanted: impl Fn(&str) -> bool) -> usize {
         let found = self.all.iter().filter(|(_, key, _)| wanted(key));
         found.fold(0usize, |sum, (_, _, n)| sum.saturating_add(*n))
     }
@@ -300,31 +304,37 @@ impl Numbers {
     /// What a weight of this path and these dims should be, when it is something else.
     fn fault(&self, path: &str, dims: &[usize]) -> Option<String> {
         let name = path.rsplit('.').next().unwrap_or(path);
-        let (widths, width) =
-            self.under(|k| k.ends_with("hidden_size") || WIDTHS.iter().any(|w| is(k, w)));
+        let (widths, width) = self.under(|k| {
+            let whole = k.ends_with("hidden_size") || k.ends_with("embedding_size");
+            whole || WIDTHS.iter().any(|w| is(k, w))
+        });
+        let odd = |n: &usize| !widths.is_empty() && !self.anywhere(*n);
         match dims {
             [rows, columns] if TABLES.contains(&name) => {
                 let (tokens, key) = self.under(|k| k.ends_with("vocab_size") || is(k, "n_vocab"));
                 let (multiples, _) = self.said(|k| k.contains("vocab") && k.contains("multiple"));
                 let fits = |said: &usize| {
-                    // One more for what stands for no token.
-                    let more = rows.checked_sub(*said);
+                    // Some tables have a few rows more than there are tokens.
+                    let few = (said / 64).max(1);
                     let padded = |m: &usize| said.checked_next_multiple_of(*m) == Some(*rows);
-                    matches!(more, Some(0 | 1)) || multiples.iter().any(padded)
+                    let more = rows.checked_sub(*said);
+                    more.is_some_and(|n| n <= few) || multiples.iter().any(padded)
                 };
                 if !tokens.is_empty() && !tokens.iter().any(fits) {
                     return Some(format!("{} rows, as `{key}` says", list(&tokens)));
                 }
-                let fits = widths.contains(columns) || widths.is_empty();
-                (!fits).then(|| format!("{} columns, as `{width}` says", list(&widths)))
+                odd(columns).then(|| format!("{} columns, as `{width}` says", list(&widths)))
             }
-            [rows, columns] if QUERIES.contains(&name) || KEYS.contains(&name) => {
-                if !widths.is_empty() && !self.anywhere(*columns) {
+            [rows, columns] if name == QUERY || KEYS.contains(&name) => {
+                if !stands_in(path, &ATTENTION) {
+                    return None;
+                }
+                if odd(columns) {
                     return Some(format!("{} columns, as `{width}` says", list(&widths)));
                 }
-                self.heads(*rows, QUERIES.contains(&name), &widths)
+                self.heads(*rows, name == QUERY, &widths)
             }
-            [rows, _] if INNER.contains(&name) => {
+            [rows, _] if INNER.contains(&name) && stands_in(path, &FFN) => {
                 let (inner, key) = self.under(|k| {
                     k.contains("intermediate_size") || k.contains("feed_forward_length")
                 });
@@ -338,8 +348,7 @@ impl Numbers {
                 (!fits).then(|| format!("{} rows, as `{key}` says", list(&inner)))
             }
             [n] if in_layer(path) && NORMS.contains(&name) => {
-                let fits = widths.is_empty() || self.anywhere(*n);
-                (!fits).then(|| format!("{} values, as `{width}` says", list(&widths)))
+                odd(n).then(|| format!("{} values, as `{width}` says", list(&widths)))
             }
             _ => None,
         }
@@ -353,11 +362,12 @@ impl Numbers {
             "head_count_kv",
             "query_groups",
         ];
-        let (few, few_key) = self.under(|k| few.iter().any(|f| k.contains(f)));
+        let other = |k: &str| OTHER_HEADS.iter().any(|w| k.contains(w));
+        let (few, few_key) = self.under(|k| few.iter().any(|f| k.contains(f)) && !other(k));
         let many = ["num_attention_heads", "attention_heads", "num_heads"];
         let (many, many_key) = self.under(|k| {
             let whole = is(k, "n_head") || is(k, "n_heads") || is(k, "head_count");
-            whole || many.iter().any(|m| k.contains(m))
+            (whole || many.iter().any(|m| k.contains(m))) && !other(k)
         });
         let sizes = [
             "head_dim",
@@ -368,7 +378,7 @@ impl Numbers {
             "kv_channels",
             "head_size",
         ];
-        let (mut each, each_key) = self.said(|k| sizes.iter().any(|s| k.contains(s)));
+        let (mut each, each_key) = self.said(|k| sizes.iter().any(|s| k.contains(s)) && !other(k));
         if many.is_empty() || widths.is_empty() || (few.is_empty() && each.is_empty()) {
             return None;
         }
@@ -389,11 +399,9 @@ impl Numbers {
             .map(|(section, ..)| section)
             .collect();
         if each.is_empty() || sections.len() > 1 {
-            let divided = widths.iter().flat_map(|w| {
-                many.iter()
-                    .filter(|h| w.is_multiple_of(**h))
-                    .map(move |h| w / h)
-            });
+            let divided = widths
+                .iter()
+                .flat_map(|w| many.iter().map(move |h| w / h).filter(|d| *d > 0));
             each.extend(divided);
         }
         let counts: BTreeSet<usize> = match query || few.is_empty() {
@@ -426,6 +434,13 @@ impl Numbers {
             list(&each)
         ))
     }
+}
+
+/// Whether a module stands in one of these names in a numbered one.
+fn stands_in(path: &str, names: &[&str]) -> bool {
+    let above = parent_path(path);
+    let name = above.rsplit('.').next().unwrap_or(above);
+    names.contains(&name) && in_layer(above)
 }
 
 /// Whether a module stands directly in a numbered one.

@@ -110,6 +110,7 @@ pub(super) fn read(
         )),
         _ => None,
     };
+    let local_rope = local_rope.filter(|own| *own != rope);
     let mut config = DecoderConfig {
         model_type: dialect.model_type.into(),
         root: dialect.root,

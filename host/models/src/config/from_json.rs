@@ -124,7 +124,8 @@ pub(super) fn read(
 
     let (rope, local_rope) = rope::from_json(&fields, dialect, max_positions, &mut notes)?;
     let windows = windows::from_json(&fields, dialect.windows, layers)?;
-    let local_rope = local_rope.filter(|_| windows.iter().any(Option::is_some));
+    // Where none has a window it turns nothing; two of the same are one.
+    let local_rope = local_rope.filter(|own| *own != rope && windows.iter().any(Option::is_some));
     let limits = local_rope.iter().chain(std::iter::once(&rope));
     let limit = limits.filter_map(|r| r.limit).min();
     let mut config = DecoderConfig {

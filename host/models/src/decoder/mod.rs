@@ -25,12 +25,23 @@ pub fn build(checkpoint: &Checkpoint, dialect: &Dialect) -> Result<Blueprint, Mo
     let mut config = DecoderConfig::read(checkpoint, dialect)?;
     let gguf = matches!(checkpoint.metadata(), Metadata::Gguf(_));
     let mut specs = specs(&config, gguf, dialect.gguf_permuted_qk);
+    let there = |tensor: &str| checkpoint.tensor_info(tensor).is_some();
+    let stored_as_built =
+        |specs: &[ParamSpec]| specs.iter().flat_map(|s| &s.tensors).any(|t| there(t));
     if let Some(within) = dialect.within {
-        let there = |tensor: &String| checkpoint.tensor_info(tensor).is_some();
-        let named = specs.iter().flat_map(|s| &s.tensors).any(there);
+        let named = stored_as_built(&specs);
         for tensor in specs.iter_mut().flat_map(|s| &mut s.tensors) {
             if let Some(rest) = tensor.strip_prefix(config.root).filter(|_| !named) {
                 *tensor = format!("{}{rest}", within.stored);
+            }
+        }
+    }
+    // What was saved without its head has no name in front of its modules' names.
+    if !gguf && !stored_as_built(&specs) {
+        let front = format!("{}.", config.root);
+        for tensor in specs.iter_mut().flat_map(|s| &mut s.tensors) {
+            if let Some(rest) = tensor.strip_prefix(&front).filter(|rest| there(rest)) {
+                *tensor = rest.to_string();
             }
         }
     }
@@ -56,7 +67,8 @@ pub(crate) fn params(
     let gguf = matches!(checkpoint.metadata(), Metadata::Gguf(_));
     // The embedding comes first; what its name starts with is what those of the layers do.
     let first = specs.first().and_then(|s| s.tensors.first());
-    let root = first.and_then(|t| t.strip_suffix(".embed_tokens.weight"));
+    let root = first.and_then(|t| t.strip_suffix("embed_tokens.weight"));
+    let root = root.map(|r| r.trim_end_matches('.'));
     let root = root.unwrap_or(config.root).to_string();
     let mut params = ParamMap::check(checkpoint, specs)?;
     if config.tied_head {

@@ -52,6 +52,7 @@ fn in_layer(norms: Norms, path: &str) -> Option<&'static str> {
 pub(super) fn layer_of(root: &str, tensor: &str, gguf: bool) -> Option<usize> {
     let rest = match gguf {
         true => tensor.strip_prefix("blk.")?,
+        false if root.is_empty() => tensor.strip_prefix("layers.")?,
         false => tensor.strip_prefix(root)?.strip_prefix(".layers.")?,
     };
     let (i, _) = rest.split_once('.')?;
@@ -83,5 +84,6 @@ mod tests {
         assert_eq!(layer_of("model", "blk.3.ffn_up.weight", false), None);
         assert_eq!(layer_of("model", "model.layers.x.weight", false), None);
         assert_eq!(layer_of("model", "model.norm.weight", false), None);
+        assert_eq!(layer_of("", "layers.3.mlp.up_proj.weight", false), Some(3));
     }
 }
