@@ -18,7 +18,6 @@ use structures::seat::{OnGuardFail, Seat};
 use structures::station::Station;
 use structures_graph::session::Plan;
 use structures_graph::{OpKind, ValueId};
-use structures_loader::Copies;
 use structures_tests::in_process::{
     any_speed, host, isolate, logits, made_samples, model, try_logits,
 };
@@ -225,15 +224,23 @@ fn station(host: &Host) -> Arc<Station> {
     Station::open(host.registry.plugin("portable").unwrap(), 1).unwrap()
 }
 
-/// Bits of a run, and the copies it made.
-fn copied(model: &Loaded, plan: &Plan, station: &Station) -> (Vec<u32>, Copies) {
-    let before = station.device().copies();
-    let got = logits(model, plan);
-    (got, station.device().copies().since(&before))
+/// Copies of a run: values in and out, bytes.
+#[derive(Debug)]
+struct Made {
+    values: (u64, u64),
+    bytes: u64,
 }
 
-fn bytes(copies: &Copies) -> u64 {
-    copies.bytes_in + copies.bytes_out
+/// Bits of a run, and the copies it made.
+fn copied(model: &Loaded, plan: &Plan, station: &Station) -> (Vec<u32>, Made) {
+    let before = station.device().copies();
+    let got = logits(model, plan);
+    let made = station.device().copies().since(&before);
+    let made = Made {
+        values: (made.copies_in, made.copies_out),
+        bytes: made.bytes_in + made.bytes_out,
+    };
+    (got, made)
 }
 
 #[test]
@@ -245,11 +252,8 @@ fn host_operations_run_where_the_seats_are_and_only_real_edges_copy() {
     let attached = attached(&host, &model, OnGuardFail::Fallback);
     let receipt = &attached.receipt;
     let union = receipt.union.as_ref().unwrap();
-    assert_eq!(
-        (union.outcome.as_str(), union.band.as_str()),
-        ("activated", "pass"),
-        "{union:?}"
-    );
+    // Activated is within the bands.
+    assert_eq!(union.outcome, "activated", "{union:?}");
     let rows = &receipt.device_operations;
     assert!(!rows.is_empty(), "{:?}", receipt.refused);
     for row in rows {
@@ -277,15 +281,20 @@ fn host_operations_run_where_the_seats_are_and_only_real_edges_copy() {
     let seats = attached.plan.installs().iter();
     let seats = seats.filter(|i| !i.name.starts_with("operation:"));
     let seats = model.session().plan(seats.cloned().collect()).unwrap();
-    let (_, with) = copied(&model, &attached.plan, &station);
-    let (_, without) = copied(&model, &seats, &station);
+    let (near, with) = copied(&model, &attached.plan, &station);
+    let (far, without) = copied(&model, &seats, &station);
+    // Norms add up in another order, and an E4M3 code here and there is its neighbour.
+    let value = |bits: &u32| f64::from(f32::from_bits(*bits));
+    let pairs = || near.iter().map(value).zip(far.iter().map(value));
+    let off: f64 = pairs().map(|(a, b)| (a - b).powi(2)).sum();
+    let all: f64 = pairs().map(|(_, b)| b * b).sum();
+    assert!(off <= 1e-4 * all, "{off} of {all}");
     for (plan, made) in [(&attached.plan, &with), (&seats, &without)] {
-        let edges = edges(plan, &model);
-        assert_eq!((made.copies_in, made.copies_out), edges);
+        assert_eq!(made.values, edges(plan, &model));
     }
+    let count = |made: &Made| made.values.0 + made.values.1;
     assert!(
-        bytes(&with) < bytes(&without)
-            && with.copies_in + with.copies_out < without.copies_in + without.copies_out,
+        with.bytes < without.bytes && count(&with) < count(&without),
         "{with:?} with, {without:?} without"
     );
     // Any one of them back on the host costs bytes: none is there that does not pay.
@@ -296,7 +305,7 @@ fn host_operations_run_where_the_seats_are_and_only_real_edges_copy() {
             let less = model.session().plan(rest).unwrap();
             let (_, less) = copied(&model, &less, &station);
             assert!(
-                bytes(&less) > bytes(&with),
+                less.bytes > with.bytes,
                 "{}: {less:?} without it, {with:?} with it",
                 drop.name
             );
@@ -332,11 +341,7 @@ fn operations_with_one_answer_give_the_hosts_bits_and_copy_at_their_edges() {
         assert!(!operations.is_empty(), "{kind}");
         let (got, made) = copied(&model, &plan, &station(&host));
         assert!(got == expected, "{kind}");
-        assert_eq!(
-            (made.copies_in, made.copies_out),
-            edges(&plan, &model),
-            "{kind}"
-        );
+        assert_eq!(made.values, edges(&plan, &model), "{kind}");
         for operation in &operations {
             let counts = operation.seat.ledger.counts();
             assert_eq!((counts.form_calls, counts.fallbacks), (1, 0), "{kind}");

@@ -257,7 +257,7 @@ mod tests {
         let last = g.op(Scale, "last", &[b], 8);
         g.b.output("y", last);
         // Before and after the seats as many bytes cross wherever the operation runs.
-        assert_eq!(g.pays(&[Scale]), [".between"]);
+        assert_eq!(g.pays(&[Scale]), ["between"]);
     }
 
     #[test]
@@ -272,7 +272,7 @@ mod tests {
             g.b.output("y", b);
             g.pays(kinds)
         };
-        assert_eq!(made(&[Scale, Mul]), [".one", ".two"]);
+        assert_eq!(made(&[Scale, Mul]), ["one", "two"]);
         // One of the two alone moves the edge and saves nothing.
         assert!(made(&[Scale]).is_empty());
         assert!(made(&[Mul]).is_empty());
@@ -296,7 +296,7 @@ mod tests {
         let x = g.op(Embedding, "x", &[ids], 8);
         let a = g.seat("a", &[x], 8);
         g.b.output("y", a);
-        assert_eq!(g.pays(&[Embedding]), [".x"]);
+        assert_eq!(g.pays(&[Embedding]), ["x"]);
     }
 
     #[test]
@@ -309,7 +309,7 @@ mod tests {
         let b = g.seat("b", &[sum], 8);
         g.b.output("y", b);
         // `x` is there for `a` already.
-        assert_eq!(g.pays(&[Add]), [".sum"]);
+        assert_eq!(g.pays(&[Add]), ["sum"]);
         let mut g = Made::new();
         let x = g.input("x", 8);
         let a = g.seat("a", &[x], 8);
