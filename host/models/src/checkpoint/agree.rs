@@ -380,7 +380,10 @@ impl Numbers {
         ];
         let (mut each, each_key) = self.said(|k| sizes.iter().any(|s| k.contains(s)) && !other(k));
         // Heads of another kind may stand under the same names.
-        each.extend(self.said(|k| sizes.iter().any(|s| k.contains(s)) && other(k)).0);
+        each.extend(
+            self.said(|k| sizes.iter().any(|s| k.contains(s)) && other(k))
+                .0,
+        );
         if many.is_empty() || widths.is_empty() || (few.is_empty() && each.is_empty()) {
             return None;
         }
