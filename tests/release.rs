@@ -17,8 +17,8 @@ use structures::sampling::Choose;
 use structures::seat::{Admission, CallFailure, Executable, OnGuardFail, Rows, Seat};
 use structures::workspace::Workspace;
 use structures_fixture_plugin::{fixture_copy, Fault};
-use structures_graph::session::Install;
-use structures_graph::OpKind;
+use structures_graph::session::{Install, Plan};
+use structures_graph::{Dim, OpKind};
 use structures_tests::in_process::{any_speed, host, logits, made_samples, model, try_logits};
 use structures_tests::{demo, json, plugins, structures};
 
@@ -202,45 +202,109 @@ impl Executable for Zero {
     }
 }
 
-#[test]
-fn b_375_a_place_the_host_serves_too_is_kept_whole_and_counted() {
-    let model = model();
-    let g = model.session().graph().clone();
+/// A seat at the first down projection, for rows in a band.
+fn at_down(model: &Loaded, band: (usize, usize), form: Box<dyn Executable>) -> Plan {
+    let g = model.session().graph();
     let down = |o: &structures_graph::OpId| {
         g.op(*o).kind == OpKind::Linear && g.op(*o).module.ends_with("down_proj")
     };
-    let install = |band| {
-        let op = g.op_ids().find(down).unwrap();
-        let o = g.op(op);
-        let (x, w) = (o.inputs[0].unwrap(), o.inputs[1].unwrap());
-        let seat = Seat::new(
-            "down".into(),
-            Box::new(Zero),
-            Admission {
-                width: g.value(w).dims.len(),
-                rows: Rows::Capacity(4096),
-                band: Some(band),
-                concurrent: true,
-                strided: false,
-            },
-            OnGuardFail::Fallback,
-            vec![Some(g.value(x).dims.clone())],
-            vec![g.value(o.outputs[0]).dims.clone()],
-        );
-        Install {
-            name: "down".into(),
-            ops: vec![op],
-            inputs: vec![Some(x)],
-            outputs: o.outputs.clone(),
-            runner: Arc::clone(&seat) as _,
-        }
+    let op = g.op_ids().find(down).unwrap();
+    let o = g.op(op);
+    let x = o.inputs[0].unwrap();
+    let dims = g.value(x).dims.clone();
+    let width = match dims.last() {
+        Some(Dim::Size(n)) => *n,
+        other => panic!("{other:?}"),
     };
-    let of = |band| model.session().plan(vec![install(band)]).unwrap();
+    let seat = Seat::new(
+        "down".into(),
+        form,
+        Admission {
+            width,
+            rows: Rows::Capacity(4096),
+            band: Some(band),
+            concurrent: true,
+            strided: false,
+        },
+        OnGuardFail::Fallback,
+        vec![Some(dims)],
+        vec![g.value(o.outputs[0]).dims.clone()],
+    );
+    let install = Install {
+        name: "down".into(),
+        ops: vec![op],
+        inputs: vec![Some(x)],
+        outputs: o.outputs.clone(),
+        runner: seat,
+    };
+    model.session().plan(vec![install]).unwrap()
+}
+
+#[test]
+fn b_375_a_place_the_host_serves_too_is_kept_whole_and_counted() {
+    let model = model();
+    let of = |band| at_down(&model, band, Box::new(Zero));
     let kept = consume(&model, &of((1, 4))).unwrap();
     assert_eq!((kept.released.params, kept.serving_seats), (0, 1));
     assert!(kept.serving.params == 1 && kept.serving.bytes > 0);
     let gone = consume(&model, &of((1, 4096))).unwrap();
     assert_eq!((gone.released, gone.serving_seats), (kept.serving, 0));
+}
+
+struct Declines;
+
+impl Executable for Declines {
+    fn call(
+        &self,
+        _: &[Option<(&[f32], &[usize])>],
+        _: &mut [(Vec<f32>, Vec<usize>)],
+    ) -> Result<(), CallFailure> {
+        Err(CallFailure {
+            code: "not_today".into(),
+            message: "it declines".into(),
+            declined: true,
+        })
+    }
+}
+
+/// A weight that nobody read before it was let go is checked and counted like any other when a fallback reads it.
+#[test]
+fn b_376_what_was_not_read_yet_comes_back_checked_and_counted() {
+    let whole = model();
+    let want = logits(&whole, &whole.session().host_plan());
+    for spoilt in [false, true] {
+        let (dir, _) = copied();
+        let model = Loaded::open_later(dir.path()).unwrap();
+        let plan = at_down(&model, (1, 4096), Box::new(Declines));
+        let unread = |model: &Loaded| {
+            let session = model.session();
+            let all = session.stored();
+            all.iter().filter(|s| session.unread(s)).count()
+        };
+        let all = unread(&model);
+        assert_eq!(all, model.session().stored().len());
+        assert_eq!(
+            note(&model, &plan).released.params,
+            0,
+            "not read is not released"
+        );
+        assert_eq!(consume(&model, &plan).unwrap().released.params, 1);
+        assert_eq!(unread(&model), all - 1);
+        if spoilt {
+            // What the host reads by itself is read before.
+            let session = model.session();
+            for stored in session.stored().iter().filter(|s| session.unread(s)) {
+                session.value_tensor(stored.values[0]).unwrap();
+            }
+            spoil(dir.path());
+            let error = try_logits(&model, &plan).unwrap_err().to_string();
+            assert!(error.contains("does not hold it any more"), "{error}");
+            continue;
+        }
+        assert_eq!(logits(&model, &plan), want);
+        let after = note(&model, &plan);
+        assert_eq!((after.restored.len(), after.released.params), (1, 0));
+    }
 }
 
 /// Resident memory in bytes.
@@ -318,4 +382,26 @@ fn b_376_generate_lets_go_and_writes_the_same_text() {
         "{gone}"
     );
     assert_eq!(run(&["--release-host"]).0, 2);
+
+    // From a receipt, where weights are read when they are first used.
+    let receipts = tempfile::tempdir().unwrap();
+    let (code, attached, log) = json(
+        structures(dir.path())
+            .args(["attach", "demo", "--structures", "decoder_ffn"])
+            .args(&pinned)
+            .args(["--min-speedup", "0.001", "--rounds", "3", "--receipt-dir"])
+            .arg(receipts.path()),
+    );
+    assert_eq!(code, 0, "{attached}\n{log}");
+    let receipt = std::fs::read_dir(receipts.path()).unwrap().next().unwrap();
+    let receipt = receipt.unwrap().path();
+    let receipt = ["--receipt", receipt.to_str().unwrap()];
+    let (code, kept, log) = run(&receipt);
+    assert_eq!(code, 0, "{kept}\n{log}");
+    let (code, gone, log) = run(&[&receipt[..], &["--release-host"]].concat());
+    assert_eq!(code, 0, "{gone}\n{log}");
+    assert_eq!(kept["tokens"], gone["tokens"]);
+    let params = |d: &serde_json::Value| d["released"]["released"]["params"].as_u64();
+    assert!(params(&gone).unwrap() > 0, "{gone}");
+    assert!(gone["released"].get("restored").is_none(), "{gone}");
 }

@@ -280,6 +280,7 @@ pub fn auto_swaps(
         released,
     })
 }
+
 /// What `calibrate` found.
 pub struct Measured {
     /// Reduced statistics.

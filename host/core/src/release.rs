@@ -3,7 +3,8 @@
 //! A form keeps packed copies of its own, so beside every seat the host's f32 weights lie idle. A parameter that only
 //! operations of such seats read is consumed: what the files give is compared with what is in memory, bit for bit, and only
 //! if it is the same is the memory let go. A call that falls back reads it from the file again, checked by its digest, and
-//! keeps it; that is counted. What the files do not give back exactly stays in memory. A place where the host serves some of
+//! keeps it; that is counted. What the files do not give back exactly stays in memory. A parameter that was not read yet
+//! is looked at once for its digest, so that what comes back later is checked and counted as well. A place where the host serves some of
 //! the calls as planned (rows outside a form's band, whatever else reads the tensor, another phase of the model) is kept
 //! whole and counted.
 //!
@@ -223,7 +224,7 @@ fn bytes(model: &Loaded, stored: &Stored) -> u64 {
 /// Lets go of the host's weights where the seats of a plan serve every planned call. What was let go before stays so.
 ///
 /// # Errors
-/// A tensor that cannot be read in memory; nothing is lost then.
+/// A tensor that cannot be read in memory, or for the first time from its file; nothing is lost then.
 pub fn consume(model: &Loaded, plan: &Plan) -> Result<ReleaseNote, Error> {
     let session = model.session();
     let loader = Arc::new(model.model.description.loader());
@@ -235,7 +236,9 @@ pub fn consume(model: &Loaded, plan: &Plan) -> Result<ReleaseNote, Error> {
         ..ReleaseNote::default()
     };
     for stored in &idle.params {
-        if session.holds(stored) {
+        let whole = if session.unread(stored) {
+            Some(load(&loader, &stored.param)?)
+        } else if session.holds(stored) {
             // A file that is gone or holds something else gives nothing back.
             let whole = load(&loader, &stored.param).ok();
             let same = |t: &Tensor| matches!(session.holds_this(stored, t), Ok(true));
@@ -243,6 +246,11 @@ pub fn consume(model: &Loaded, plan: &Plan) -> Result<ReleaseNote, Error> {
                 note.in_memory.add(bytes(model, stored));
                 continue;
             };
+            Some(whole)
+        } else {
+            None
+        };
+        if let Some(whole) = whole {
             let from: Arc<dyn Originals> = Arc::new(InFile {
                 loader: loader.clone(),
                 digest: digest(&whole)?,
@@ -266,6 +274,9 @@ pub fn note(model: &Loaded, plan: &Plan) -> ReleaseNote {
         ..ReleaseNote::default()
     };
     for stored in session.stored() {
+        if session.unread(&stored) {
+            continue;
+        }
         if !session.holds(&stored) {
             note.released.add(bytes(model, &stored));
         } else if idle.params.contains(&stored) {
@@ -306,7 +317,7 @@ pub fn restore(model: &Loaded) -> Result<usize, Error> {
     let session = model.session();
     let mut back = 0;
     for stored in session.stored() {
-        if session.holds(&stored) {
+        if session.holds(&stored) || session.unread(&stored) {
             continue;
         }
         for v in &stored.values {

@@ -62,7 +62,7 @@ impl Params {
         graph: Arc<Graph>,
         mut load: impl FnMut(&ParamRef) -> Result<Tensor, GraphError>,
     ) -> Result<Self, GraphError> {
-        let params = Self::unread(graph, None);
+        let params = Self::nothing_read(graph, None);
         let mut cells = params.write();
         for stored in stored(&params.graph) {
             let whole = load(&stored.param)?;
@@ -74,10 +74,10 @@ impl Params {
 
     /// Every parameter of the graph, read when it is first asked for.
     pub(crate) fn later(graph: Arc<Graph>, source: Arc<dyn ParamSource + Send + Sync>) -> Self {
-        Self::unread(graph, Some(source))
+        Self::nothing_read(graph, Some(source))
     }
 
-    fn unread(graph: Arc<Graph>, source: Option<Arc<dyn ParamSource + Send + Sync>>) -> Self {
+    fn nothing_read(graph: Arc<Graph>, source: Option<Arc<dyn ParamSource + Send + Sync>>) -> Self {
         let mut values = vec![Cell::Other; graph.values.len()];
         let mut by_ref = HashMap::new();
         for v in stored(&graph).flat_map(|s| s.values) {
@@ -138,6 +138,11 @@ impl Params {
             Some(Cell::Held(t)) => Some(t.clone()),
             _ => None,
         }
+    }
+
+    /// Whether a value is a parameter that nobody has read yet.
+    pub(crate) fn unread(&self, value: ValueId) -> bool {
+        matches!(self.read().values.get(value.0), Some(Cell::Unread))
     }
 
     /// Nobody waits while it is read; of two who read the same, the first is kept.

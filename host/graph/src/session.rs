@@ -313,6 +313,11 @@ impl Session {
         values.all(|v| self.params.held(*v).is_some())
     }
 
+    /// Whether a parameter was not read yet: neither in memory nor let go.
+    pub fn unread(&self, stored: &Stored) -> bool {
+        stored.values.iter().any(|v| self.params.unread(*v))
+    }
+
     /// Whether a tensor is, bit for bit, what the session holds of a parameter.
     ///
     /// # Errors

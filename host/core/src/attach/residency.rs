@@ -39,8 +39,20 @@ impl Prepared<'_> {
             if plugin.description().operations.is_empty() {
                 continue;
             }
-            let Ok(station) = Station::open(plugin, device.index) else {
-                continue;
+            let station = match Station::open(plugin, device.index) {
+                Ok(station) => station,
+                Err(e) => {
+                    self.refuse(RefusalNote {
+                        path: format!("{}:{}", bound.note.plugin, device.index),
+                        structure: "operation".into(),
+                        stage: STAGE.into(),
+                        code: e.code,
+                        reason: e.message,
+                        plugin: Some(bound.note.plugin.clone()),
+                        form: None,
+                    });
+                    continue;
+                }
             };
             let most = self.model.model.config().max_positions;
             let mut shop = Workshop::new(
