@@ -18,7 +18,7 @@ use structures::workload::Workload;
 use structures_fixture_plugin::{fixture_copy, Fault};
 use structures_graph::session::Plan;
 use structures_models::generate::{greedy, prefill, step};
-use structures_tests::in_process::{any_speed, host, made_samples, model};
+use structures_tests::in_process::{any_speed, host, made_samples, model, resident};
 use structures_tests::{json, plugins, structures};
 
 const PROMPT: [u32; 6] = [72, 101, 108, 108, 111, 32];
@@ -296,13 +296,6 @@ fn bench_gives_a_row_for_each_phase_and_arm() {
     let mut command = structures(dir.path());
     command.args(["bench", "demo", "--prefill", "0", "--decode", "0"]);
     assert_eq!(json(&mut command).0, 2);
-}
-
-/// Resident memory in bytes.
-fn resident() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: usize = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
-    pages * 4096
 }
 
 /// Attaches, captures, decodes a little and detaches, again and again.

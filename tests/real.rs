@@ -17,12 +17,12 @@ use structures::host::Loaded;
 use structures::progress::Silent;
 use structures::release::{consume, note};
 use structures::sampling::Choose;
-use structures::seat::{Admission, CallFailure, Executable, OnGuardFail, Rows, Seat};
+use structures::seat::{Admission, OnGuardFail, Rows, Seat};
 use structures::workload::Workload;
 use structures_graph::session::{Install, State};
 use structures_graph::{Alone, Capture, Dim, Greedy};
 use structures_models::generate::{greedy, prefill, step};
-use structures_tests::in_process::{any_speed, host, made_samples};
+use structures_tests::in_process::{any_speed, host, made_samples, resident, Idle};
 use structures_tests::{json, plugins, root, structures, units};
 
 /// Measured on two cores with AVX-512 VNNI: decode in 1/1.8 of the host's time.
@@ -373,33 +373,6 @@ fn smollm2_replays_exactly_allocates_nothing_and_lets_its_host_go() {
     assert!(clean.clean, "{clean:?}");
 }
 
-/// Resident memory in bytes.
-fn resident() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
-    pages * 4096
-}
-
-/// A form that is there already.
-struct Nothing;
-
-impl Executable for Nothing {
-    fn call(
-        &self,
-        _: &[Option<(&[f32], &[usize])>],
-        _: &mut [(Vec<f32>, Vec<usize>)],
-    ) -> Result<(), CallFailure> {
-        Ok(())
-    }
-    fn call_into(
-        &self,
-        _: &[Option<(&[f32], &[usize])>],
-        _: &mut [(&mut [f32], &[usize])],
-    ) -> Result<(), CallFailure> {
-        Ok(())
-    }
-}
-
 /// What a step costs beside the forms' kernels: the same step whose forms do nothing. That is dispatch, ledger and glue, and
 /// the host's own norms, rotations and attention as well, so it is an upper bound.
 #[test]
@@ -429,7 +402,7 @@ fn smollm2_s_step_outside_kernels() {
         };
         let outputs = i.outputs.iter().map(dims).collect();
         let mode = OnGuardFail::Fallback;
-        let form = Box::new(Nothing);
+        let form = Box::new(Idle);
         let seat = Seat::new(i.name.clone(), form, admission, mode, inputs, outputs);
         Install {
             runner: seat,

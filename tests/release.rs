@@ -5,7 +5,6 @@
 use std::io::{Seek, SeekFrom, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
 
 use structures::attach::{attach, auto_swaps, Options, Swaps};
 use structures::decode::{decode_loop, DecodeLoop};
@@ -19,7 +18,9 @@ use structures::workspace::Workspace;
 use structures_fixture_plugin::{fixture_copy, Fault};
 use structures_graph::session::{Install, Plan};
 use structures_graph::{Dim, OpKind};
-use structures_tests::in_process::{any_speed, host, logits, made_samples, model, try_logits};
+use structures_tests::in_process::{
+    any_speed, host, logits, made_samples, model, resident, try_logits, Idle,
+};
 use structures_tests::{demo, json, plugins, structures};
 
 const PROMPT: [u32; 6] = [72, 101, 108, 108, 111, 32];
@@ -190,18 +191,6 @@ fn b_377_what_is_attached_for_good_cannot_be_detached() {
     assert!(!no.attachment.seats.is_empty());
 }
 
-struct Zero;
-
-impl Executable for Zero {
-    fn call(
-        &self,
-        _: &[Option<(&[f32], &[usize])>],
-        _: &mut [(Vec<f32>, Vec<usize>)],
-    ) -> Result<(), CallFailure> {
-        Ok(())
-    }
-}
-
 /// A seat at the first down projection, for rows in a band.
 fn at_down(model: &Loaded, band: (usize, usize), form: Box<dyn Executable>) -> Plan {
     let g = model.session().graph();
@@ -243,7 +232,7 @@ fn at_down(model: &Loaded, band: (usize, usize), form: Box<dyn Executable>) -> P
 #[test]
 fn b_375_a_place_the_host_serves_too_is_kept_whole_and_counted() {
     let model = model();
-    let of = |band| at_down(&model, band, Box::new(Zero));
+    let of = |band| at_down(&model, band, Box::new(Idle));
     let kept = consume(&model, &of((1, 4))).unwrap();
     assert_eq!((kept.released.params, kept.serving_seats), (0, 1));
     assert!(kept.serving.params == 1 && kept.serving.bytes > 0);
@@ -305,13 +294,6 @@ fn b_376_what_was_not_read_yet_comes_back_checked_and_counted() {
         let after = note(&model, &plan);
         assert_eq!((after.restored.len(), after.released.params), (1, 0));
     }
-}
-
-/// Resident memory in bytes.
-fn resident() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
-    pages * 4096
 }
 
 #[test]
@@ -388,7 +370,7 @@ fn b_376_generate_lets_go_and_writes_the_same_text() {
     let (code, attached, log) = json(
         structures(dir.path())
             .args(["attach", "demo", "--structures", "decoder_ffn"])
-            .args(&pinned)
+            .args(pinned)
             .args(["--min-speedup", "0.001", "--rounds", "3", "--receipt-dir"])
             .arg(receipts.path()),
     );

@@ -8,6 +8,7 @@ use structures::attach::Options;
 use structures::gates::Schedule;
 use structures::host::{Host, HostOptions, Loaded};
 use structures::samples::{Sample, Samples};
+use structures::seat::{CallFailure, Executable};
 use structures::workload::{Runner, Workload};
 use structures_graph::session::{Frozen, Plan, SpanOutcome, View, ViewMut};
 use structures_graph::{Dim, GraphError, ValueId};
@@ -135,4 +136,32 @@ pub fn replay_installs(
         }
     }
     plan.installs().len()
+}
+
+/// Resident memory of this process in bytes.
+pub fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+/// A form that does nothing.
+pub struct Idle;
+
+impl Executable for Idle {
+    fn call(
+        &self,
+        _: &[Option<(&[f32], &[usize])>],
+        _: &mut [(Vec<f32>, Vec<usize>)],
+    ) -> Result<(), CallFailure> {
+        Ok(())
+    }
+
+    fn call_into(
+        &self,
+        _: &[Option<(&[f32], &[usize])>],
+        _: &mut [(&mut [f32], &[usize])],
+    ) -> Result<(), CallFailure> {
+        Ok(())
+    }
 }
