@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use structures_graph::session::Install;
-use structures_graph::ValueId;
 use structures_plugin_api::describe::{FormDecl, StatisticDecl};
+use structures_seams::LocatedSpan;
 
 use super::{failed, present, Bench, Bound, Loaded, NotBound, Place};
 use crate::chain::{Chain, End, Half, Linked};
@@ -79,8 +79,7 @@ impl Bench<'_> {
         let a = self.make(from, Some(&sends))?;
         let b = self.make(to, Some(&takes))?;
         let (span_a, span_b) = (from.located(), to.located());
-        let outputs_a: Vec<(&str, ValueId)> = present(&span_a.outputs).collect();
-        let port_a = outputs_a.iter().position(|(n, _)| *n == sends.port);
+        let port_a = present(&span_a.outputs).position(|(n, _)| n == sends.port);
         let port_b = span_b.inputs.iter().position(|(n, _)| *n == takes.port);
         let (Some(port_a), Some(port_b)) = (port_a, port_b) else {
             let reason = format!("no port `{}` or `{}` here", sends.port, takes.port);
@@ -106,47 +105,9 @@ impl Bench<'_> {
             half(&seats[1], form_b, port_b),
             observed as usize,
         );
-        let failed = |e: Error| to.refusal("wires", &e.code(), e.to_string(), false);
         let ports = [sends.port.as_str(), takes.port.as_str()];
-        let smoke = smoke(&chain, &trials, rows, ports);
-        let smoke = match smoke.map_err(failed)? {
-            Ok(cosine) if cosine >= SMOKE => cosine,
-            Ok(cosine) => {
-                let reason = format!(
-                    "the pair reaches cosine {cosine:.6} at {rows} rows, {SMOKE} is needed"
-                );
-                return Err(to.refusal("wires", PAIR_SMOKE, reason, false));
-            }
-            Err((end, failure)) => {
-                let at = [from, to][end.min(1)];
-                let reason = format!("{}: {}", failure.code, failure.message);
-                return Err(at.refusal("wires", PAIR_SMOKE, reason, !failure.declined));
-            }
-        };
-        let mut ops = span_a.ops.clone();
-        ops.extend(&edge.views);
-        ops.extend(&span_b.ops);
-        let rest = span_b
-            .inputs
-            .iter()
-            .enumerate()
-            .filter(|(i, _)| *i != port_b);
-        let sides = outputs_a.iter().enumerate().filter(|(i, _)| *i != port_a);
-        let install = Install {
-            name,
-            ops,
-            inputs: span_a
-                .inputs
-                .iter()
-                .map(|(_, v)| *v)
-                .chain(rest.map(|(_, (_, v))| *v))
-                .collect(),
-            outputs: sides
-                .map(|(_, (_, v))| *v)
-                .chain(present(&span_b.outputs).map(|(_, v)| v))
-                .collect(),
-            runner: Arc::new(chain),
-        };
+        let smoke = held(&chain, &trials, rows, ports, [from, to])?;
+        let install = linked(edge, [span_a, span_b], [port_a, port_b], name, chain);
         let [seat_a, seat_b] = seats;
         let bound =
             |seat, mut note: SeatNote, end: WireBind, peer: &Site<'_>, bytes: (u64, u64)| {
@@ -186,6 +147,62 @@ impl Bench<'_> {
             ],
             smoke,
         })
+    }
+}
+
+/// One install for both spans and the views between them. What only the wire carries is no operand and no result.
+fn linked(
+    edge: &Edge,
+    [from, to]: [&LocatedSpan; 2],
+    [out, into]: [usize; 2],
+    name: String,
+    chain: Chain,
+) -> Install {
+    let mut ops = from.ops.clone();
+    ops.extend(&edge.views);
+    ops.extend(&to.ops);
+    let rest = to.inputs.iter().enumerate().filter(|(i, _)| *i != into);
+    let sides = present(&from.outputs)
+        .enumerate()
+        .filter(|(i, _)| *i != out);
+    Install {
+        name,
+        ops,
+        inputs: from
+            .inputs
+            .iter()
+            .map(|(_, v)| *v)
+            .chain(rest.map(|(_, (_, v))| *v))
+            .collect(),
+        outputs: sides
+            .map(|(_, (_, v))| v)
+            .chain(present(&to.outputs).map(|(_, v)| v))
+            .collect(),
+        runner: Arc::new(chain),
+    }
+}
+
+/// The cosine of [`smoke`] where it holds; a pair that does not is refused at the end that is to blame.
+fn held(
+    chain: &Chain,
+    trials: &[(Trial<'_>, &Vec<NamedWeight>); 2],
+    rows: usize,
+    ports: [&str; 2],
+    [from, to]: [&Place<'_>; 2],
+) -> Result<f64, NotBound> {
+    let failed = |e: Error| to.refusal("wires", &e.code(), e.to_string(), false);
+    match smoke(chain, trials, rows, ports).map_err(failed)? {
+        Ok(cosine) if cosine >= SMOKE => Ok(cosine),
+        Ok(cosine) => {
+            let reason =
+                format!("the pair reaches cosine {cosine:.6} at {rows} rows, {SMOKE} is needed");
+            to.refuse("wires", PAIR_SMOKE, reason, false)
+        }
+        Err((end, failure)) => {
+            let at = [from, to][end.min(1)];
+            let reason = format!("{}: {}", failure.code, failure.message);
+            at.refuse("wires", PAIR_SMOKE, reason, !failure.declined)
+        }
     }
 }
 
