@@ -6,18 +6,19 @@ use std::sync::Arc;
 
 use structures_graph::session::Plan;
 
-use super::{Bound, Choice, Decision, Judge, Options, Prepared, Wanted};
-use crate::bind::installs;
-use crate::choose::median_rows;
+use super::{Options, Prepared};
+use crate::bind::{installs, Bound};
+use crate::choose::{median_rows, Choice, Wanted};
 use crate::decisions;
 use crate::error::Error;
 use crate::gates::adjudicate::{race, winner, Standing};
 use crate::gates::OutputKind;
 use crate::host::{Host, Loaded};
-use crate::judge::{ledger_refusal, runtime_refusal, Step};
+use crate::judge::{ledger_refusal, runtime_refusal, Judge, Step};
 use crate::progress::Progress;
 use crate::receipt::UnitNote;
 use crate::samples::Samples;
+use crate::schemes::Decision;
 use crate::seat::Seat;
 
 /// The race of one structure.

@@ -13,13 +13,16 @@ use structures_graph::{Layout, OpId, OpKind, ParamRef};
 use structures_plugin_api::formats::BlockFormat;
 use structures_seams::LocatedSpan;
 
-use super::{Bench, Bound, Choice, Decision, Judge, Prepared, UnitNote, Wanted, DECIDED_HOST};
+use super::prepare::DECIDED_HOST;
+use super::Prepared;
 use crate::adopt::{counterpart, relative_l2, Adopted, Blocks, Layer, NotAdopted, Wish, BANKS};
-use crate::bind::failed;
-use crate::choose::{median_rows, qualify};
+use crate::bind::{failed, Bench, Bound};
+use crate::choose::{median_rows, qualify, Choice, Wanted};
 use crate::error::Error;
 use crate::host::Loaded;
-use crate::receipt::RefusalNote;
+use crate::judge::Judge;
+use crate::receipt::{RefusalNote, UnitNote};
+use crate::schemes::Decision;
 use crate::trial::{round_weights, ChannelFactors, NamedWeight};
 
 /// A slot whose weight is stored packed.
@@ -62,6 +65,20 @@ pub(crate) fn read(model: &Loaded, slots: &[Slot]) -> Result<Blocks, Error> {
             blocks.insert(slot.name.clone(), weight);
         }
     }
+    Ok(blocks)
+}
+
+/// Rows of the slots that a receipt says were handed over packed, in the formats it names.
+pub(crate) fn read_packed(
+    model: &Loaded,
+    span: &LocatedSpan,
+    packed: &BTreeMap<String, String>,
+) -> Result<Blocks, Error> {
+    if packed.is_empty() {
+        return Ok(Blocks::new());
+    }
+    let mut blocks = read(model, &packed_slots(model, span, &BlockFormat::ALL))?;
+    blocks.retain(|slot, weight| packed.get(slot).is_some_and(|f| f == weight.format.name()));
     Ok(blocks)
 }
 

@@ -4,12 +4,13 @@
 
 use structures_graph::ValueId;
 
-use super::{installs, Bound, Judge, Prepared};
+use super::Prepared;
 use crate::adopt::Blocks;
-use crate::bind::{Bench, NotBound};
+use crate::bind::{installs, Bench, Bound, NotBound};
 use crate::choose::{qualify_at, Choice};
 use crate::compose::{join, seat_name, BlockNote, CANNOT_ABSORB, LOCATORS_DIFFER};
 use crate::error::Error;
+use crate::judge::Judge;
 use crate::receipt::{RefusalNote, UnitNote};
 use crate::sites::Site;
 

@@ -12,8 +12,9 @@ use structures_catalog::{Kind, Spec};
 use structures_graph::session::{Install, Plan, SpanOutcome, SpanRunner};
 use structures_graph::ValueId;
 
-use super::{Choice, Decision, Options, Prepared, Wanted};
-use crate::choose::median_rows;
+use super::{Options, Prepared};
+use crate::bind::Bound;
+use crate::choose::{median_rows, Choice, Wanted};
 use crate::error::Error;
 use crate::gates::{measure, GateError, OutputKind};
 use crate::host::{Host, Loaded};
@@ -21,7 +22,7 @@ use crate::observe::Watch;
 use crate::progress::Progress;
 use crate::receipt::SeatNote;
 use crate::samples::Samples;
-use crate::schemes::KEEP_QUANTISATION_OFF;
+use crate::schemes::{Decision, KEEP_QUANTISATION_OFF};
 use crate::seat::Seat;
 use crate::stats::{Collector, Wants};
 use crate::workload::{Runner, Workload};
@@ -185,10 +186,7 @@ impl Handle<'_> {
 }
 
 /// The first form that can be bound, or every reason why none can.
-fn bind_first<'p>(
-    prepared: &Prepared<'p>,
-    site: usize,
-) -> Result<(super::Bound, Choice<'p>), Error> {
+fn bind_first<'p>(prepared: &Prepared<'p>, site: usize) -> Result<(Bound, Choice<'p>), Error> {
     let at = &prepared.survey.sites[site];
     let choices = match &prepared.decisions[site] {
         // Without quantisation an explicit bind still has the forms that do not quantise.

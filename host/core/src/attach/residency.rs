@@ -8,7 +8,8 @@ use structures_graph::place::Place;
 use structures_graph::session::Install;
 use structures_graph::OpId;
 
-use super::{installs, Bound, Prepared};
+use super::Prepared;
+use crate::bind::{installs, Bound};
 use crate::error::Error;
 use crate::operations::{Operation, Sizes, Workshop};
 use crate::receipt::{DeviceOperations, RefusalNote};

@@ -9,13 +9,14 @@ use structures_plugin_api::describe::WIRE_FP8_E4M3;
 use structures_plugin_api::formats::fp8_scale;
 use structures_seams::HostFacts;
 
-use super::{Bound, Choice, Decision, Prepared};
+use super::Prepared;
 use crate::adopt::Blocks;
-use crate::bind::{installs, Bench, Place};
-use crate::choose::{median_rows, qualify_at};
+use crate::bind::{installs, Bench, Bound, Place};
+use crate::choose::{median_rows, qualify_at, Choice};
 use crate::error::Error;
 use crate::judge::Judge;
 use crate::receipt::{RefusalNote, UnitNote, WireEndNote, WireNote};
+use crate::schemes::Decision;
 use crate::wires::{self, edge, owner, Broken, Edge, End, COMPOSED, MOST_ROWS};
 
 /// A site, the form it would take there, and its end.
