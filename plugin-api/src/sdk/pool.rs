@@ -3,8 +3,9 @@
 //! Every seat of a model needs room for its rows, but calls follow one another: a buffer a form
 //! would multiply by the number of layers. A call takes an arena and puts it back, so there are as
 //! many arenas as calls that really overlap, each as large as the largest call. `bind` reserves room
-//! for [`ROWS`] rows, so a step allocates nothing; the first longer call grows an arena, which stays
-//! as long as anything is reserved.
+//! for [`ROWS`] rows, so a step allocates nothing; what no call has needed yet is not written and
+//! takes no memory. The first longer call grows an arena, which stays as long as anything is
+//! reserved.
 //!
 //! It does not own what an element is: `f32`, or whatever a plugin aligns its buffers to.
 
@@ -37,8 +38,10 @@ impl<T> Default for Pool<T> {
 impl<T: Clone + Default> Pool<T> {
     /// Makes sure that one arena has room for `len` elements, until the reservation is dropped.
     pub fn reserve(&self, len: usize) -> Reservation<T> {
-        drop(self.take(len));
         let mut state = self.state();
+        let mut arena = state.free.pop().unwrap_or_default();
+        arena.reserve_exact(len.saturating_sub(arena.len()));
+        state.free.push(arena);
         let most = state.reserved.iter().copied().max().unwrap_or(0);
         state.reserved.push(len);
         Reservation {
@@ -149,8 +152,11 @@ mod tests {
             assert_eq!((second.arena.len(), free), (3, 0));
         }
         assert_eq!(pool.state().free.len(), 2);
-        let lengths: Vec<usize> = pool.state().free.iter().map(Vec::len).collect();
-        assert_eq!(lengths, [3, 10]);
+        // As long as a call needed, with the room that was reserved.
+        let state = pool.state();
+        let lengths: Vec<usize> = state.free.iter().map(Vec::len).collect();
+        assert_eq!(lengths, [3, 6]);
+        assert!(state.free[1].capacity() >= 10);
     }
 
     #[test]
