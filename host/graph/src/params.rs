@@ -394,6 +394,7 @@ mod tests {
                     state: &state,
                     windows: &[],
                     greedy: None::<Greedy>,
+                    last_row: None,
                 },
             )
         };
