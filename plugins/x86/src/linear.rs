@@ -191,7 +191,7 @@ impl Share {
                 Cut::Falling(part) => match (left / part).max(self.lines_each) {
                     // Whole panels as long as that is no large part.
                     size if size >= PANEL => size.next_multiple_of(PANEL),
-                    size => size,
+                    size => size.next_multiple_of(TOGETHER),
                 },
             };
             let range = first..first + size.min(left);
@@ -309,7 +309,15 @@ mod tests {
 
     #[test]
     fn ranges_fall_to_the_smallest_and_their_ends_are_near() {
-        for (lines, least) in [(36, 2), (60, 2), (192, 2), (3072, 2), (9500, 2), (36, 6)] {
+        for (lines, least) in [
+            (36, 2),
+            (54, 2),
+            (60, 2),
+            (192, 2),
+            (3072, 2),
+            (9500, 2),
+            (36, 6),
+        ] {
             let share = Share {
                 lines,
                 rows: 1,
@@ -318,11 +326,16 @@ mod tests {
                 tile_rows: 6,
                 cut: Cut::Falling(4),
             };
+            let pairs = |r: Range<usize>| r.start.is_multiple_of(TOGETHER);
+            assert!(share.ranges().all(pairs), "{lines}: what stays together");
             let sizes: Vec<usize> = share.ranges().map(|r| r.len()).collect();
             // The host's pool hands out single tasks up to 16 for each of two threads.
             assert!(sizes.len() < 32, "{lines}: {sizes:?}");
             assert!(sizes.windows(2).all(|s| s[0] >= s[1]), "{sizes:?}");
-            assert!(sizes[0] <= lines.div_ceil(2) && sizes.last() <= Some(&least.max(PANEL)));
+            assert!(
+                sizes[0] <= lines.div_ceil(2)
+                    && sizes.last() <= Some(&least.next_multiple_of(PANEL))
+            );
         }
     }
 
