@@ -18,9 +18,11 @@ use crate::pool::Line;
 use crate::source::Source;
 use crate::Shared;
 
-/// Bytes below which a region stays on its caller: handing less (4 us of one core's bandwidth) to a second thread costs
-/// more than it saves. A row counts as a quarter of what it reads, since weights come from a cache after the first.
-const SERIAL: u64 = 128 * 1024;
+/// Bytes below which a region stays on its caller: handing less (8 us of one core's bandwidth) to a second thread costs
+/// as much as it saves, or more (`cargo xtask roofline --threads`). A row counts as a quarter of what it reads, since weights come from a cache after the first.
+const SERIAL: u64 = 256 * 1024;
+/// The same for a matrix of few panels, which two threads cannot share evenly.
+const NARROW: u64 = 4 * SERIAL;
 /// Tasks a thread gets where there are many rows: enough to even out, few enough not to matter.
 const TASKS: usize = 4;
 /// Bytes that a task of few rows reads at least.
@@ -146,21 +148,27 @@ impl Share {
             tile_rows,
             cut: Cut::Even,
         };
-        if threads <= 1 || work < SERIAL {
+        // A panel of which two threads read a part each is no stream to either: few panels stay whole, or with one thread.
+        let narrow = lines < 2 * threads * PANEL;
+        let least = if narrow { NARROW } else { SERIAL };
+        if threads <= 1 || work < least {
             return whole;
         }
         let tiles = rows.div_ceil(tile_rows);
         if tiles <= FEW {
             let line = (bytes as usize / lines).max(1);
             return Share {
-                lines_each: (LEAST / line).next_multiple_of(TOGETHER).max(TOGETHER),
+                lines_each: match narrow {
+                    true => PANEL,
+                    false => (LEAST / line).next_multiple_of(TOGETHER).max(TOGETHER),
+                },
                 cut: Cut::Falling(2 * threads),
                 ..whole
             };
         }
         let wanted = threads * TASKS;
         // Whole panels where there are enough of them and rows to use them, else pairs of lines.
-        let least = match rows > tile_rows && lines >= wanted * PANEL {
+        let least = match lines >= wanted * PANEL || tiles >= wanted {
             true => PANEL,
             false => TOGETHER,
         };
