@@ -139,6 +139,37 @@ fn attached_seats_write_the_eager_form_s_tokens_count_the_same_and_allocate_noth
     );
 }
 
+/// A prompt of a few tokens is one captured pass where forms serve all of it: the eager pass to the bit, counted as one.
+#[test]
+fn a_short_prompt_is_a_captured_pass_with_the_eager_one_s_scores() {
+    let model = model();
+    let dir = plugins(&["x86"]);
+    let Swaps { plan, seats, .. } = swaps(&model, dir.path(), "none", OnGuardFail::Fallback);
+    if seats.is_empty() {
+        println!("skipped: this machine lacks what the forms need");
+        return;
+    }
+    let long: Vec<u32> = (0..20).map(|i| 40 + 3 * i).collect();
+    let mut l = DecodeLoop::new(&model, plan.clone(), 64).unwrap();
+    assert_eq!(
+        looped(&mut l, &long, 4).unwrap(),
+        eager(&model, &plan, &long, 4)
+    );
+    assert!(!l.prompt_captured(), "20 tokens are no short prompt");
+    for n in [2, 3, 8, 16, 3, 8] {
+        let prompt = &long[20 - n..];
+        seats.iter().for_each(|s| s.ledger.reset());
+        let want = eager(&model, &plan, prompt, 6);
+        let counted = counts(&seats);
+        seats.iter().for_each(|s| s.ledger.reset());
+        assert_eq!(looped(&mut l, prompt, 6).unwrap(), want, "{n} tokens");
+        assert_eq!(counts(&seats), counted, "{n} tokens");
+    }
+    assert!(l.prompt_captured());
+    let beyond = looped(&mut l, &[1, 1 << 30], 2).unwrap_err();
+    assert_eq!(beyond.code(), "token_range");
+}
+
 #[test]
 fn a_fault_in_a_step_falls_back_by_name_and_no_token_is_another() {
     let model = model();

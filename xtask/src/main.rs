@@ -73,7 +73,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "roofline",
-        usage: "roofline [FORMAT...]",
+        usage: "roofline [--threads] [FORMAT...]",
         about: "measure bandwidth and peaks, and each x86 kernel's share of them",
         run: roofline::run,
     },

@@ -5,6 +5,9 @@
 //! peers come from a Python: the one that is named, else a virtual environment below `target/` into which pip builds
 //! `llama-cpp-python` for this machine. A peer that is not there leaves its rows out, and that is said.
 //!
+//! A prompt is run once untimed directly before it is timed: threads of the other program still spin for some milliseconds
+//! after its run, and a core that was idle is slow for about as long as a short prompt takes.
+//!
 //! Our side is the shipped file in every scheme; the peer's other types are made of it by llama.cpp, so they are rounded
 //! twice. Speed does not see that; quality is `quality`'s.
 
@@ -421,7 +424,15 @@ impl Arm {
         }
     }
 
+    /// Tokens a second of a run; a prompt's second one.
     fn run(&mut self, phase: &str) -> Result<f64, String> {
+        if phase.starts_with("prefill") {
+            self.once(phase)?;
+        }
+        self.once(phase)
+    }
+
+    fn once(&mut self, phase: &str) -> Result<f64, String> {
         writeln!(self.tell, "{phase}").map_err(|e| format!("it ended: {e}"))?;
         let line = self.line()?;
         line.parse()

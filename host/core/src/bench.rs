@@ -18,6 +18,7 @@ use structures_models::generate::{self, rate};
 use crate::decode::DecodeLoop;
 use crate::error::Error;
 use crate::host::Loaded;
+use crate::passes::{Passes, MOST_TOKENS};
 use crate::sampling::Choose;
 
 /// Tokens before those that are decoded.
@@ -74,6 +75,8 @@ pub struct Stand<'m> {
     contender: Contender,
     /// The loop of the last number of tokens that was decoded.
     decode: Option<(usize, DecodeLoop<'m>)>,
+    /// The loop of short prompts.
+    prompts: Option<DecodeLoop<'m>>,
 }
 
 impl<'m> Stand<'m> {
@@ -83,6 +86,7 @@ impl<'m> Stand<'m> {
             model,
             contender,
             decode: None,
+            prompts: None,
         }
     }
 
@@ -91,7 +95,15 @@ impl<'m> Stand<'m> {
     /// # Errors
     /// As [`run`].
     pub fn prefill(&mut self, tokens: usize) -> Result<f64, Error> {
-        prefilled(self.model, &self.contender.plan, tokens)
+        let plan = &self.contender.plan;
+        if !short(&self.contender, tokens) {
+            return prefilled(self.model, plan, tokens);
+        }
+        let made = match self.prompts.take() {
+            Some(made) => made,
+            None => DecodeLoop::new(self.model, plan.clone(), MOST_TOKENS)?,
+        };
+        prefilled_in(self.model, self.prompts.insert(made), tokens)
     }
 
     /// Tokens a second of single steps after a prompt of [`PROMPT`].
@@ -129,6 +141,19 @@ fn prefilled(model: &Loaded, plan: &Plan, tokens: usize) -> Result<f64, Error> {
     Ok(rate(tokens, start.elapsed()))
 }
 
+/// Whether a prompt may be a captured pass.
+fn short(contender: &Contender, tokens: usize) -> bool {
+    contender.captured && Passes::serve(&contender.plan, tokens)
+}
+
+fn prefilled_in(model: &Loaded, l: &mut DecodeLoop<'_>, tokens: usize) -> Result<f64, Error> {
+    let prompt = prompt(model, tokens);
+    l.begin()?;
+    let start = Instant::now();
+    l.prefill(&prompt)?;
+    Ok(rate(tokens, start.elapsed()))
+}
+
 /// Runs everything; rows in the order of phases, lengths and arms.
 ///
 /// # Errors
@@ -142,8 +167,28 @@ pub fn run(
     let mut probe = Probe::new();
     let mut rows = Vec::new();
     for tokens in measures.prefill.iter().filter(|n| **n > 0) {
-        let mut one = |c: usize| prefilled(model, &contenders[c].plan, *tokens);
-        let forms = vec!["eager"; contenders.len()];
+        let mut loops = Vec::new();
+        let mut forms = Vec::new();
+        for c in contenders {
+            let mut made = match short(c, *tokens) {
+                true => Some(DecodeLoop::new(model, c.plan.clone(), *tokens)?),
+                false => None,
+            };
+            if let Some(l) = &mut made {
+                // Only now it is known.
+                prefilled_in(model, l, *tokens)?;
+            }
+            loops.push(made.filter(DecodeLoop::prompt_captured));
+            forms.push(
+                loops
+                    .last()
+                    .map_or("eager", |l| l.as_ref().map_or("eager", |_| "captured")),
+            );
+        }
+        let mut one = |c: usize| match &mut loops[c] {
+            Some(l) => prefilled_in(model, l, *tokens),
+            None => prefilled(model, &contenders[c].plan, *tokens),
+        };
         rows.extend(alternate(
             ("prefill", *tokens),
             contenders,

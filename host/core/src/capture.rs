@@ -128,6 +128,7 @@ pub fn capture(
         state: &state,
         windows: &declared,
         greedy: None,
+        last_row: None,
     };
     let mut step = session.capture(plan, &request)?;
     let shift = Shift::begin();

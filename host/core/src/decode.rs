@@ -23,6 +23,7 @@ use structures_models::{ModelError, Stop};
 use crate::crew::Shift;
 use crate::error::Error;
 use crate::host::Loaded;
+use crate::passes::Passes;
 use crate::sampling::{Choose, Sampler};
 use crate::workspace::{Exclusive, Workspace};
 
@@ -36,6 +37,8 @@ pub struct DecodeLoop<'m> {
     state: State,
     step: StaticPlan,
     window: usize,
+    /// Captured passes of short prompts.
+    passes: Passes,
     /// Steps that a guard ended and the eager form made.
     recovered: usize,
     /// The token the last call chose and did not run.
@@ -88,6 +91,7 @@ impl<'m> DecodeLoop<'m> {
             state,
             step,
             window,
+            passes: Passes::default(),
             recovered: 0,
             next: 0,
             held,
@@ -186,11 +190,10 @@ impl<'m> DecodeLoop<'m> {
             };
             return Err(full.into());
         }
-        self.state.reset();
-        self.state.zero_rest()?;
+        self.begin()?;
         let mut sampler = Sampler::new(choose, model.config().vocab_size);
         let start = Instant::now();
-        let scores = generate::prefill(model, &self.plan, &mut self.state, prompt)?;
+        let scores = self.prefill(prompt)?;
         let mut next = self.choose(&Scores::Made(scores), &mut sampler)?;
         let mut out = Generated {
             tokens: Vec::with_capacity(max_new),
@@ -223,6 +226,57 @@ impl<'m> DecodeLoop<'m> {
         Ok(out)
     }
 
+    /// Forgets what came before.
+    pub(crate) fn begin(&mut self) -> Result<(), Error> {
+        self.state.reset();
+        self.state.zero_rest()?;
+        Ok(())
+    }
+
+    /// A prompt after what the state holds; the scores after its last token. A short one is a captured pass.
+    pub(crate) fn prefill(&mut self, prompt: &[u32]) -> Result<Tensor, Error> {
+        let model = self.model;
+        let done = self.passes.run(model, &self.plan, &mut self.state, prompt);
+        let plan = match done {
+            Ok(Some(scores)) => return Ok(scores),
+            Ok(None) => self.plan.clone(),
+            Err(Error::Graph(GraphError::Guard { name, reason })) => {
+                self.passes.clear();
+                self.without(&name, &reason)?
+            }
+            Err(e) => return Err(e),
+        };
+        let scores = generate::prefill(&model.model, &plan, &mut self.state, prompt)?;
+        Ok(scores)
+    }
+
+    /// Whether some prompt was a captured pass.
+    pub fn prompt_captured(&self) -> bool {
+        self.passes.any()
+    }
+
+    /// The plan with the host at the seat whose guard fired.
+    fn without(&self, name: &str, reason: &str) -> Result<Plan, Error> {
+        let installs = self.plan.installs();
+        let others: Vec<_> = installs
+            .iter()
+            .filter(|i| i.name != name)
+            .cloned()
+            .collect();
+        if others.len() == installs.len() {
+            return Err(GraphError::Guard {
+                name: name.into(),
+                reason: reason.into(),
+            }
+            .into());
+        }
+        tracing::warn!(
+            span = name,
+            "the captured step ended ({reason}); the host makes it, and it is captured again"
+        );
+        Ok(self.model.session().plan(others)?)
+    }
+
     /// Goes on greedily from where the last call ended, one token a replay. As long as no guard fires nothing is
     /// allocated.
     ///
@@ -252,25 +306,7 @@ impl<'m> DecodeLoop<'m> {
 
     /// The step a guard ended, with the host at that seat; then another capture.
     fn recover(&mut self, name: &str, reason: &str, token: u32) -> Result<Scores, Error> {
-        let installs = self.plan.installs();
-        let others: Vec<_> = installs
-            .iter()
-            .filter(|i| i.name != name)
-            .cloned()
-            .collect();
-        if others.len() == installs.len() {
-            return Err(GraphError::Guard {
-                name: name.into(),
-                reason: reason.into(),
-            }
-            .into());
-        }
-        tracing::warn!(
-            span = name,
-            "the captured step ended ({reason}); the host makes it, and it is captured again"
-        );
-        let model = self.model;
-        let plan = model.session().plan(others)?;
+        let (model, plan) = (self.model, self.without(name, reason)?);
         let scores = generate::step(&model.model, &plan, &mut self.state, token)?;
         self.step = captured(model.session(), &self.plan, &self.state)?;
         self.held = counted(&self.step);
@@ -323,6 +359,7 @@ pub(crate) fn captured(session: &Session, plan: &Plan, state: &State) -> Result<
             token: 0,
             position: 1,
         }),
+        last_row: None,
     };
     Ok(session.capture(plan, &capture)?)
 }

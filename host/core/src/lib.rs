@@ -32,6 +32,7 @@ pub mod kept;
 pub mod ledger;
 pub mod observe;
 pub mod operations;
+mod passes;
 pub mod perplexity;
 mod points;
 pub mod precision;

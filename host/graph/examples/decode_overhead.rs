@@ -116,6 +116,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             state: &state,
             windows: &[],
             greedy: None,
+            last_row: None,
         };
         let t = Instant::now();
         let mut step = s.capture(plan, &capture)?;

@@ -517,6 +517,7 @@ mod tests {
                     state: &state,
                     windows: &[],
                     greedy: None::<Greedy>,
+                    last_row: None,
                 },
             )
         };

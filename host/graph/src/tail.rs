@@ -86,6 +86,8 @@ mod tests {
 
     use candle_core::{Device, Tensor};
 
+    use crate::captured::Capture;
+    use crate::crew::Alone;
     use crate::graph::{Dim, Graph, GraphBuilder, Layout, ParamRef};
     use crate::ops::{AttrValue, OpKind};
     use crate::session::tests::Random;
@@ -152,15 +154,31 @@ mod tests {
             };
             let plan = s.plan(vec![install]).unwrap();
             let ids = Tensor::new(&[[1_u32, 2, 3, 4, 5]], &Device::Cpu).unwrap();
+            let flat = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
             let mut state = s.new_state(1, 8);
             let all = s
                 .run(&plan, std::slice::from_ref(&ids), &mut state, None)
                 .unwrap();
             let mut state = s.new_state(1, 8);
-            let last = s.run_for_last_row(&plan, &[ids], &mut state, 0).unwrap();
-            assert_eq!(*seen.0.lock().unwrap(), [5, 1]);
+            let last = s
+                .run_for_last_row(&plan, std::slice::from_ref(&ids), &mut state, 0)
+                .unwrap();
+            let capture = Capture {
+                inputs: &[ids],
+                state: &state,
+                windows: &[],
+                greedy: None,
+                last_row: Some(0),
+            };
+            let mut step = s.capture(&plan, &capture).unwrap();
+            step.replay(&mut state, &Alone).unwrap();
+            assert_eq!(*seen.0.lock().unwrap(), [5, 1, 1]);
+            for (name, want) in ["logits", "hidden"].iter().zip(&last) {
+                let got = step.read(name).unwrap();
+                assert_eq!(got.dims(), want.dims());
+                assert_eq!(flat(&got), flat(want), "captured");
+            }
             assert_eq!(last[0].dims(), [1, 1, 8]);
-            let flat = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
             assert_eq!(flat(&all[0])[4 * 8..], flat(&last[0]));
             if hidden {
                 assert_eq!(flat(&all[1]), flat(&last[1]), "read by somebody else");

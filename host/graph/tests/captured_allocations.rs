@@ -40,6 +40,7 @@ fn replays_allocate_nothing() {
             token: 0,
             position: 1,
         }),
+        last_row: None,
     };
     let mut step = s.capture(&s.host_plan(), &capture).unwrap();
     assert!(step.manifest().allocating.is_empty());

@@ -244,7 +244,11 @@ pub fn generate_until(
 }
 
 /// Room and vocabulary.
-pub(crate) fn check(model: &Model, held: usize, tokens: &[u32]) -> Result<(), ModelError> {
+/// Whether these tokens can come after so many others.
+///
+/// # Errors
+/// [`ModelError::ContextFull`], [`ModelError::TokenRange`].
+pub fn check(model: &Model, held: usize, tokens: &[u32]) -> Result<(), ModelError> {
     check_room(model, held, tokens.len())?;
     let vocab = model.config().vocab_size;
     match tokens.iter().position(|t| *t as usize >= vocab) {

@@ -4,6 +4,8 @@
 //! too where there are many rows and few lines. What becomes of a tile is the caller's: it is finished where it was
 //! computed, before it leaves the first cache.
 
+use std::ops::Range;
+
 use structures_plugin_api::sdk::{BindRequest, Failure, Host};
 
 use crate::activations::{Layout, Want};
@@ -16,11 +18,17 @@ use crate::pool::Line;
 use crate::source::Source;
 use crate::Shared;
 
-/// Bytes below which a region stays on its caller: handing less (4 us of one core's bandwidth) to a second thread costs
-/// more than it saves. A row counts as a quarter of what it reads, since weights come from a cache after the first.
-const SERIAL: u64 = 128 * 1024;
-/// Tasks a thread gets: enough to even out, few enough not to matter.
+/// Bytes below which a region stays on its caller: handing less (8 us of one core's bandwidth) to a second thread costs
+/// as much as it saves, or more (`cargo xtask roofline --threads`). A row counts as a quarter of what it reads, since weights come from a cache after the first.
+const SERIAL: u64 = 256 * 1024;
+/// The same for a matrix of few panels, which two threads cannot share evenly.
+const NARROW: u64 = 4 * SERIAL;
+/// Tasks a thread gets where there are many rows: enough to even out, few enough not to matter.
 const TASKS: usize = 4;
+/// Bytes that a task of few rows reads at least.
+const LEAST: usize = 32 * 1024;
+/// Tiles of rows up to which time goes by what is read.
+const FEW: usize = 4;
 /// Lines that stay together: gate and up of a feed-forward are neighbours.
 const TOGETHER: usize = 2;
 
@@ -115,6 +123,17 @@ struct Share {
     /// Rows of a task.
     rows_each: usize,
     tile_rows: usize,
+    cut: Cut,
+}
+
+/// How lines are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    /// Into ranges of one size.
+    Even,
+    /// Into ranges that become smaller, down to `lines_each`: each one is that part of what is left. Whoever reads faster
+    /// then takes more, and nobody waits long for the last range.
+    Falling(usize),
 }
 
 impl Share {
@@ -127,19 +146,34 @@ impl Share {
             lines_each: lines,
             rows_each: rows,
             tile_rows,
+            cut: Cut::Even,
         };
-        if threads <= 1 || work < SERIAL {
+        // A panel of which two threads read a part each is no stream to either: few panels stay whole, or with one thread.
+        let narrow = lines < 2 * threads * PANEL;
+        let least = if narrow { NARROW } else { SERIAL };
+        if threads <= 1 || work < least {
             return whole;
+        }
+        let tiles = rows.div_ceil(tile_rows);
+        if tiles <= FEW {
+            let line = (bytes as usize / lines).max(1);
+            return Share {
+                lines_each: match narrow {
+                    true => PANEL,
+                    false => (LEAST / line).next_multiple_of(TOGETHER).max(TOGETHER),
+                },
+                cut: Cut::Falling(2 * threads),
+                ..whole
+            };
         }
         let wanted = threads * TASKS;
         // Whole panels where there are enough of them and rows to use them, else pairs of lines.
-        let least = match rows > tile_rows && lines >= wanted * PANEL {
+        let least = match lines >= wanted * PANEL || tiles >= wanted {
             true => PANEL,
             false => TOGETHER,
         };
         let lines_each = lines.div_ceil(wanted).next_multiple_of(least);
         let columns = lines.div_ceil(lines_each);
-        let tiles = rows.div_ceil(tile_rows);
         let parts = wanted.div_ceil(columns).min(tiles.div_ceil(4));
         Share {
             lines_each,
@@ -149,21 +183,62 @@ impl Share {
     }
 
     fn columns(&self) -> usize {
-        self.lines.div_ceil(self.lines_each)
+        match self.cut {
+            Cut::Even => self.lines.div_ceil(self.lines_each),
+            Cut::Falling(_) => self.ranges().count(),
+        }
+    }
+
+    /// Ranges of lines, one after another.
+    fn ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        let mut first = 0;
+        std::iter::from_fn(move || {
+            let left = self.lines - first;
+            let size = match self.cut {
+                Cut::Even => self.lines_each,
+                Cut::Falling(part) => match (left / part).max(self.lines_each) {
+                    // Whole panels as long as that is no large part.
+                    size if size >= PANEL => size.next_multiple_of(PANEL),
+                    size => size.next_multiple_of(TOGETHER),
+                },
+            };
+            let range = first..first + size.min(left);
+            first = range.end;
+            (!range.is_empty()).then_some(range)
+        })
+    }
+
+    /// The lines of a column.
+    fn range(&self, column: usize) -> Range<usize> {
+        match self.cut {
+            Cut::Even => {
+                let first = column * self.lines_each;
+                first..(first + self.lines_each).min(self.lines)
+            }
+            Cut::Falling(_) => self.ranges().nth(column).unwrap_or(0..0),
+        }
     }
 
     fn tasks(&self) -> usize {
-        self.columns() * self.rows.div_ceil(self.rows_each)
+        match self.cut {
+            Cut::Even => self.columns() * self.rows.div_ceil(self.rows_each),
+            Cut::Falling(_) => self.columns(),
+        }
     }
 
     /// The tiles of a task: panel by panel, so that a panel is read from memory once.
     fn covers(&self, task: usize, mut each: impl FnMut(Cover)) {
-        let first = task % self.columns() * self.lines_each;
-        let end = (first + self.lines_each).min(self.lines);
-        let row = task / self.columns() * self.rows_each;
+        let (column, row) = match self.cut {
+            Cut::Even => (
+                task % self.columns(),
+                task / self.columns() * self.rows_each,
+            ),
+            Cut::Falling(_) => (task, 0),
+        };
+        let Range { start, end } = self.range(column);
         let rows = self.rows_each.min(self.rows - row);
         let tiles = rows.div_ceil(self.tile_rows);
-        let mut line = first;
+        let mut line = start;
         while line < end {
             let lines = (PANEL - line % PANEL).min(end - line);
             for tile in 0..tiles {
@@ -241,6 +316,38 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ranges_fall_to_the_smallest_and_their_ends_are_near() {
+        for (lines, least) in [
+            (36, 2),
+            (54, 2),
+            (60, 2),
+            (192, 2),
+            (3072, 2),
+            (9500, 2),
+            (36, 6),
+        ] {
+            let share = Share {
+                lines,
+                rows: 1,
+                lines_each: least,
+                rows_each: 1,
+                tile_rows: 6,
+                cut: Cut::Falling(4),
+            };
+            let pairs = |r: Range<usize>| r.start.is_multiple_of(TOGETHER);
+            assert!(share.ranges().all(pairs), "{lines}: what stays together");
+            let sizes: Vec<usize> = share.ranges().map(|r| r.len()).collect();
+            // The host's pool hands out single tasks up to 16 for each of two threads.
+            assert!(sizes.len() < 32, "{lines}: {sizes:?}");
+            assert!(sizes.windows(2).all(|s| s[0] >= s[1]), "{sizes:?}");
+            assert!(
+                sizes[0] <= lines.div_ceil(2)
+                    && sizes.last() <= Some(&least.next_multiple_of(PANEL))
+            );
+        }
+    }
+
+    #[test]
     fn every_place_is_covered_once_whatever_the_sizes() {
         for (lines, rows, tile_rows) in
             [(1, 1, 6), (9, 7, 3), (36, 8, 6), (96, 128, 6), (12, 257, 4)]
@@ -248,26 +355,30 @@ mod tests {
             for (lines_each, rows_each) in
                 [(lines, rows), (2, rows), (4, 2 * tile_rows), (6, tile_rows)]
             {
-                let share = Share {
-                    lines,
-                    rows,
-                    lines_each,
-                    rows_each,
-                    tile_rows,
-                };
-                let mut seen = vec![0; lines * rows];
-                for task in 0..share.tasks() {
-                    share.covers(task, |c| {
-                        assert!(c.rows >= 1 && c.rows <= tile_rows, "{share:?} {c:?}");
-                        assert!(c.lines >= 1 && c.line % PANEL + c.lines <= PANEL);
-                        for row in c.row..c.row + c.rows {
-                            for line in c.line..c.line + c.lines {
-                                seen[row * lines + line] += 1;
+                for cut in [Cut::Even, Cut::Falling(4)] {
+                    let rows_each = if cut == Cut::Even { rows_each } else { rows };
+                    let share = Share {
+                        lines,
+                        rows,
+                        lines_each,
+                        rows_each,
+                        tile_rows,
+                        cut,
+                    };
+                    let mut seen = vec![0; lines * rows];
+                    for task in 0..share.tasks() {
+                        share.covers(task, |c| {
+                            assert!(c.rows >= 1 && c.rows <= tile_rows, "{share:?} {c:?}");
+                            assert!(c.lines >= 1 && c.line % PANEL + c.lines <= PANEL);
+                            for row in c.row..c.row + c.rows {
+                                for line in c.line..c.line + c.lines {
+                                    seen[row * lines + line] += 1;
+                                }
                             }
-                        }
-                    });
+                        });
+                    }
+                    assert!(seen.iter().all(|n| *n == 1), "{share:?}");
                 }
-                assert!(seen.iter().all(|n| *n == 1), "{share:?}");
             }
         }
     }

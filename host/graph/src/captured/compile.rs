@@ -18,6 +18,7 @@ use crate::kernels::row::{Attend, Norm};
 use crate::kernels::{repeats, rope_serves, ActKind, Kernel};
 use crate::plan::{Plan, What};
 use crate::session::{Exec, Frozen, Session};
+use crate::tail;
 use crate::GraphError;
 
 pub(super) fn refused<T>(at: &str, code: &'static str, reason: String) -> Result<T, GraphError> {
@@ -68,14 +69,30 @@ impl<'a> Compiler<'a> {
         };
         c.inputs(capture)?;
         c.fixed_regions()?;
+        let output = capture.last_row.and_then(|o| graph.outputs.get(o));
+        let mut cut = output.and_then(|(_, v)| tail::cut(plan, *v));
         for step in &plan.steps {
             match &step.what {
                 What::Op(op) => c.op(*op)?,
                 What::Span { install, ops } => c.span(plan, *install, ops)?,
             }
+            if let Some((value, axis)) = cut.filter(|(value, _)| c.places[value.0].is_some()) {
+                c.keep_last_row(value, axis);
+                cut = None;
+            }
         }
         c.results(capture.windows)?;
         Ok(c)
+    }
+
+    /// From here on there is one row: the value's last one, where it lies.
+    fn keep_last_row(&mut self, value: ValueId, axis: usize) {
+        if let Some(place) = &mut self.places[value.0] {
+            let rows = place.dims[axis];
+            place.offset += rows.saturating_sub(1) * place.strides[axis];
+            place.dims[axis] = rows.min(1);
+            self.symbols.insert(tail::ROWS, rows.min(1));
+        }
     }
 
     fn inputs(&mut self, capture: &Capture<'_>) -> Result<(), GraphError> {
@@ -807,6 +824,31 @@ pub(super) fn gather(data: &[f32], place: &Place, mut f: impl FnMut(f32)) {
         }
     }
     walk(data, &place.dims, &place.strides, place.offset, &mut f);
+}
+
+/// [`gather`] into a slice, in runs where the last dim's elements follow each other.
+pub(super) fn copy_dense(data: &[f32], place: &Place, to: &mut [f32]) {
+    fn walk(data: &[f32], dims: &[usize], strides: &[usize], at: usize, to: &mut &mut [f32]) {
+        match (dims, strides) {
+            (&[n], &[1]) => {
+                let (run, rest) = std::mem::take(to).split_at_mut(n);
+                run.copy_from_slice(&data[at..at + n]);
+                *to = rest;
+            }
+            ([n, dims @ ..], [s, strides @ ..]) => {
+                for i in 0..*n {
+                    walk(data, dims, strides, at + i * s, to);
+                }
+            }
+            _ => {
+                let (one, rest) = std::mem::take(to).split_at_mut(1);
+                one[0] = data[at];
+                *to = rest;
+            }
+        }
+    }
+    let mut to = &mut to[..place.len()];
+    walk(data, &place.dims, &place.strides, place.offset, &mut to);
 }
 
 /// The elements of a tensor in memory, from its first one on.

@@ -33,7 +33,7 @@ use crate::state::State;
 use crate::GraphError;
 
 use arena::{Arena, Rest, OUTS};
-use compile::{gather, names, refused, row_major_of, Compiler};
+use compile::{copy_dense, gather, names, refused, row_major_of, Compiler};
 use step::{Place, Planned, Read, Slice, Source, Step, Zip};
 use window::{Content, Window};
 
@@ -54,6 +54,8 @@ pub struct Capture<'a> {
     pub windows: &'a [Declared],
     /// The next token is chosen inside the step.
     pub greedy: Option<Greedy>,
+    /// The output, by index, of which no row but the last is read: it may then have no other.
+    pub last_row: Option<usize>,
 }
 
 /// Which windows the greedy choice reads and writes.
@@ -400,6 +402,11 @@ impl StaticPlan {
         host.map(|p| p.name.as_str())
     }
 
+    /// Whether anything of it goes through candle, or allocates otherwise.
+    pub fn allocates(&self) -> bool {
+        self.stages.iter().any(|s| !s.in_place)
+    }
+
     /// Bytes of the arena.
     pub fn bytes(&self) -> usize {
         self.arena.bytes()
@@ -651,12 +658,7 @@ impl Run<'_> {
                     Source::Param(v) => params[v.0].as_ref().map_or(Held::Arena(&[]), held),
                     _ => Held::Arena(&[]),
                 };
-                let mut to = to.iter_mut();
-                gather(&whole, from, |v| {
-                    if let Some(to) = to.next() {
-                        *to = v;
-                    }
-                });
+                copy_dense(&whole, from, to);
             }
             Step::Load { region, to } => {
                 let content = self.state.content(*region);

@@ -40,6 +40,7 @@ fn capture(
             state,
             windows,
             greedy: None,
+            last_row: None,
         },
     )
 }
@@ -419,6 +420,7 @@ fn what_has_no_code_here_goes_through_candle_and_is_listed() {
         state: &state,
         windows: &[],
         greedy: None,
+        last_row: None,
     };
     let mut step = s.capture(&s.host_plan(), &capture).unwrap();
     let manifest = step.manifest();
@@ -481,6 +483,7 @@ fn a_value_that_grows_with_the_state_is_refused() {
         state: &state,
         windows: &[],
         greedy: None,
+        last_row: None,
     };
     match s.capture(&s.host_plan(), &capture).unwrap_err() {
         GraphError::Capture { at, code, .. } => {
@@ -506,6 +509,7 @@ fn b_234_the_next_token_and_its_position_are_chosen_inside() {
             token: 0,
             position: 1,
         }),
+        last_row: None,
     };
     let mut step = s.capture(&s.host_plan(), &capture).unwrap();
     let first = ids.flatten_all().unwrap().to_vec1::<i64>().unwrap()[0];

@@ -291,13 +291,33 @@ pub(crate) fn argmax(scores: &[f32]) -> Option<usize> {
     if !scores.iter().any(|v| v.is_finite()) {
         return None;
     }
-    let mut best = (0, f32::NEG_INFINITY);
-    for (i, v) in scores.iter().enumerate() {
-        if *v > best.1 {
-            best = (i, *v);
+    // Piece by piece, lane by lane; the place is looked for once, where the first largest is.
+    let mut best: (&[f32], usize, f32) = (&[], 0, f32::NEG_INFINITY);
+    for (i, piece) in scores.chunks(PIECE).enumerate() {
+        let most = largest(piece);
+        if most > best.2 {
+            best = (piece, i * PIECE, most);
         }
     }
-    Some(best.0)
+    let (piece, from, most) = best;
+    piece.iter().position(|v| *v == most).map(|i| from + i)
+}
+
+/// Scores among which a largest one is found at a time.
+const PIECE: usize = 1024;
+
+/// The largest; what is not a number is none.
+fn largest(scores: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let chunks = scores.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, v) in lanes.iter_mut().zip(chunk) {
+            *lane = if *v > *lane { *v } else { *lane };
+        }
+    }
+    let all = lanes.iter().chain(rest);
+    all.fold(f32::NEG_INFINITY, |m, v| if *v > m { *v } else { m })
 }
 
 #[cfg(test)]

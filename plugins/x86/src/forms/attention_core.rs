@@ -24,6 +24,9 @@ pub const LEAF: Leaf = Leaf {
 /// Rows of a task: enough to pay for turning the keys, few enough to stay in the second cache.
 const ROWS: usize = 96;
 
+/// Rows of a head of keys from which its queries stay together, since turning the keys then pays.
+const APART: usize = 8;
+
 struct Attention {
     shared: Shared,
     rule: Rule,
@@ -213,9 +216,13 @@ impl BoundForm for Attention {
         let group = heads / kv_heads;
         let each = (ROWS / group).clamp(1, queries);
         let blocks = queries.div_ceil(each);
+        // With few rows the heads that share keys are computed apart: three tasks are too few for two threads.
+        let parts = if queries * group < APART { group } else { 1 };
         let scale = self.rule.scale.unwrap_or(1.0 / (d as f32).sqrt());
         let (rule, shared) = (self.rule, &self.shared);
-        shared.host.parallel_for(batch * kv_heads * blocks, |task| {
+        let tasks = batch * kv_heads * blocks * parts;
+        shared.host.parallel_for(tasks, |task| {
+            let (task, part) = (task / parts, task % parts);
             // The last queries see most keys under causality: they come first.
             let block = blocks - 1 - task / (batch * kv_heads);
             let (b, kv) = (task % (batch * kv_heads) / kv_heads, task % kv_heads);
@@ -226,7 +233,9 @@ impl BoundForm for Attention {
                 keys: rule.range(i, queries, lens[b]),
                 mask: mask.as_ref().map(|mask| mask.row(b, h, i)),
             };
-            let places: Vec<(usize, usize)> = (kv * group..(kv + 1) * group)
+            let heads_each = group / parts;
+            let first = kv * group + part * heads_each;
+            let places: Vec<(usize, usize)> = (first..first + heads_each)
                 .flat_map(|h| span.clone().map(move |i| (h, i)))
                 .collect();
             let rows: Vec<Row<'_>> = places.iter().map(|(h, i)| row(*h, *i)).collect();
