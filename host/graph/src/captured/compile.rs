@@ -11,6 +11,7 @@ use candle_core::{DType, Tensor};
 use super::arena::{Buf, Layout as Lives, OUTS};
 use super::manifest::StageNote;
 use super::step::{row_major, Place, Planned, Read, Slice, Source, Step, Zip};
+use super::there::{split, Draft, From, PlaceNote, Split, There};
 use super::window::{whole, Content, Declared, Staged, Window, WindowKind};
 use super::{Capture, MOST_INPUTS};
 use crate::graph::{Dim, Graph, OpId, RegionKind, ValueId};
@@ -42,6 +43,8 @@ pub(super) struct Compiler<'a> {
     pub(super) windows: Vec<Window>,
     pub(super) runners: Vec<Planned>,
     pub(super) outputs: Vec<(Buf, Vec<usize>)>,
+    pub(super) there: Option<There>,
+    pub(super) not_there: Option<PlaceNote>,
 }
 
 impl<'a> Compiler<'a> {
@@ -65,17 +68,117 @@ impl<'a> Compiler<'a> {
             windows: Vec::new(),
             runners: Vec::new(),
             outputs: Vec::new(),
+            there: None,
+            not_there: None,
         };
         c.inputs(capture)?;
         c.fixed_regions()?;
-        for step in &plan.steps {
-            match &step.what {
-                What::Op(op) => c.op(*op)?,
-                What::Span { install, ops } => c.span(plan, *install, ops)?,
+        match split(graph, plan, |install| c.stays(plan, install))? {
+            Ok(Some(found)) => {
+                found.before.iter().try_for_each(|i| c.plan_step(plan, *i))?;
+                c.there(plan, &found)?;
+                found.after.iter().try_for_each(|i| c.plan_step(plan, *i))?;
+            }
+            none => {
+                c.not_there = none.err().map(|(code, reason)| PlaceNote {
+                    place: String::new(),
+                    form: "host".into(),
+                    calls: 0,
+                    crossing: (0, 0),
+                    code: Some(code.into()),
+                    reason: Some(reason),
+                });
+                (0..plan.steps.len()).try_for_each(|i| c.plan_step(plan, i))?;
             }
         }
         c.results(capture.windows)?;
         Ok(c)
+    }
+
+    fn plan_step(&mut self, plan: &Plan, step: usize) -> Result<(), GraphError> {
+        match &plan.steps[step].what {
+            What::Op(op) => self.op(*op),
+            What::Span { install, ops } => self.span(plan, *install, ops),
+        }
+    }
+
+    /// Whether an install's runner serves this step at its place.
+    fn stays(&self, plan: &Plan, install: usize) -> Result<bool, GraphError> {
+        let install = &plan.installs[install];
+        let sizes = |v: &ValueId| match self.graph.producer(*v) {
+            // A region grows with the state: it comes at its largest.
+            Some((op, _)) if matches!(self.session.exec(op), Exec::Append(_)) => {
+                let value = &self.graph.value(*v).dims;
+                let size = |d: &Dim| match d {
+                    Dim::Size(n) => *n,
+                    Dim::Symbol(s) => self.symbols.get(s.as_str()).copied().unwrap_or(self.capacity),
+                };
+                Ok(value.iter().map(size).collect())
+            }
+            _ => match self.graph.param(*v) {
+                Some(_) => Ok(self.place(*v)?.dims),
+                None => self.dims(*v),
+            },
+        };
+        let dims: Vec<Option<Vec<usize>>> = install
+            .inputs
+            .iter()
+            .map(|v| v.as_ref().map(sizes).transpose())
+            .collect::<Result<_, _>>()?;
+        let dims: Vec<Option<&[usize]>> = dims.iter().map(Option::as_deref).collect();
+        install.runner.stays(&dims)
+    }
+
+    /// The part that runs at a place.
+    fn there(&mut self, plan: &Plan, split: &Split) -> Result<(), GraphError> {
+        let draft = Draft {
+            session: self.session,
+            plan,
+            split,
+        };
+        let mut runners = HashMap::new();
+        let mut recorder = None;
+        for step in &split.there {
+            let What::Span { install: at, .. } = &plan.steps[*step].what else {
+                continue;
+            };
+            let install = &plan.installs[*at];
+            recorder = recorder.or_else(|| install.runner.recorder());
+            runners.insert(*at, self.runners.len());
+            self.runners.push(Planned {
+                name: install.name.clone(),
+                runner: install.runner.clone(),
+                frozen: Frozen::There,
+            });
+        }
+        let name = split.place.name();
+        let Some(recorder) = recorder else {
+            return refused(name, "capture_unplaced", "nobody there keeps memory".into());
+        };
+        let (given, taken) = draft.crossing();
+        let mut from = Vec::with_capacity(given.len());
+        for v in given {
+            let place = self.place(v)?;
+            let dims = place.dims.clone();
+            from.push(match place.source {
+                Source::Numbers(at) => (v, dims, From::Numbers(at)),
+                _ => (v, dims, From::Arena(self.slice(&place, name)?)),
+            });
+        }
+        for (_, _, from) in &from {
+            if let From::Arena(slice) = from {
+                self.touch(slice.source);
+            }
+        }
+        let mut made = Vec::with_capacity(taken.len());
+        for v in taken {
+            made.push((v, self.make(v)?));
+        }
+        let dims = |v: ValueId| self.dims(v);
+        let there = draft.finish(recorder, from, made, dims, |i| runners[&i])?;
+        self.there = Some(there);
+        self.push(Step::There, super::THERE, name, false);
+        Ok(())
     }
 
     fn inputs(&mut self, capture: &Capture<'_>) -> Result<(), GraphError> {
@@ -672,7 +775,7 @@ impl<'a> Compiler<'a> {
         });
         let runner = self.runners.len() - 1;
         match frozen {
-            Frozen::Host => return ops.iter().try_for_each(|op| self.op(*op)),
+            Frozen::Host | Frozen::There => return ops.iter().try_for_each(|op| self.op(*op)),
             Frozen::Served { allocates } => {
                 let mut inputs = Vec::with_capacity(places.len());
                 for place in &places {
