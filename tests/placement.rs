@@ -17,8 +17,8 @@ use structures::operations::{Operation, Sizes, Workshop};
 use structures::progress::Silent;
 use structures::receipt::Receipt;
 use structures::replay::replay;
-use structures::sampling::Choose;
 use structures::samples::Samples;
+use structures::sampling::Choose;
 use structures::seat::{OnGuardFail, Seat};
 use structures::station::Station;
 use structures::workload::{Runner, Workload};
@@ -354,7 +354,9 @@ fn all_of(host: &Host, model: &Loaded, kinds: &[OpKind]) -> (Plan, Vec<Operation
     let mode = OnGuardFail::Fallback;
     let mut shop = Workshop::new(session, plugin, station(host), sizes, 64, mode);
     let graph = session.graph();
-    let ops = graph.op_ids().filter(|op| kinds.contains(&graph.op(*op).kind));
+    let ops = graph
+        .op_ids()
+        .filter(|op| kinds.contains(&graph.op(*op).kind));
     let made: Vec<Operation> = ops.map(|op| shop.bind(op).unwrap()).collect();
     let installs = made.iter().map(|o| o.install.clone()).collect();
     (session.plan(installs).unwrap(), made)
@@ -406,7 +408,9 @@ fn decoded(model: &Loaded, plan: &Plan, state: &mut State, steps: u32) -> Vec<Ve
     let from = state.len();
     let mut made: Vec<Vec<u32>> = Vec::new();
     if from == 0 {
-        made.push(bits(runner.step(plan, &[5, 9, 2, 7], 0, state, None).unwrap()));
+        made.push(bits(
+            runner.step(plan, &[5, 9, 2, 7], 0, state, None).unwrap(),
+        ));
     }
     for _ in 0..steps {
         let at = state.len();
@@ -438,7 +442,10 @@ fn a_region_lives_on_the_device_of_its_users_and_comes_home_exactly() {
     let made = station.device().copies().since(&before);
     let layers = regions as u64 / 2;
     // A run: the valid length, and of every layer q, what is appended to k and v, and the result.
-    assert_eq!((made.copies_in, made.copies_out), (10 * (1 + 3 * layers), 10 * layers));
+    assert_eq!(
+        (made.copies_in, made.copies_out),
+        (10 * (1 + 3 * layers), 10 * layers)
+    );
     let lies = |state: &State| (0..regions).filter(|r| state.home(*r).is_some()).count();
     assert_eq!((lies(&here), lies(&there)), (0, regions));
 
@@ -519,7 +526,12 @@ fn a_device_lost_with_a_region_poisons_the_state_and_the_loop_goes_on_from_the_t
     }
     assert!(runner.step(&plan, &[3], 4, &mut state, None).is_err());
     state.reset();
-    let own = decoded(&model, &model.session().host_plan(), &mut model.session().new_state(1, 32), 3);
+    let own = decoded(
+        &model,
+        &model.session().host_plan(),
+        &mut model.session().new_state(1, 32),
+        3,
+    );
     assert!(decoded(&model, &plan, &mut state, 3) == own);
     // Who has the tokens goes on: eagerly, and in the loop.
     let (_host, plan, operations) = bound();
@@ -541,7 +553,9 @@ fn both_forms(
         let mut state = session.new_state(1, 32);
         state.reserve().unwrap();
         let runner = Runner::new(session, 32);
-        runner.step(plan, &[5, 9, 2, 7], 0, &mut state, None).unwrap();
+        runner
+            .step(plan, &[5, 9, 2, 7], 0, &mut state, None)
+            .unwrap();
         state
     };
     let inputs = |at: usize| {
@@ -592,19 +606,40 @@ fn a_step_that_stays_on_the_device_is_recorded_launched_and_judged_so() {
     let attached = attached_steps(&host, &model, OnGuardFail::Raise);
     let receipt = &attached.receipt;
     let union = receipt.union.as_ref().unwrap();
-    assert_eq!((union.outcome.as_str(), receipt.timing.form.as_str()), ("activated", "captured"));
-    let step = union.device_step.as_ref().unwrap_or_else(|| panic!("{:?}", receipt.refused));
-    assert_eq!((step.place.as_str(), step.form.as_str()), ("portable:1", "recorded"), "{step:?}");
+    assert_eq!(
+        (union.outcome.as_str(), receipt.timing.form.as_str()),
+        ("activated", "captured")
+    );
+    let step = union
+        .device_step
+        .as_ref()
+        .unwrap_or_else(|| panic!("{:?}", receipt.refused));
+    assert_eq!(
+        (step.place.as_str(), step.form.as_str()),
+        ("portable:1", "recorded"),
+        "{step:?}"
+    );
     assert!(step.code.is_none());
     // Every seat and every operation is a call of it, and was counted once a step by each judged sample and round.
     assert_eq!(step.calls, union.seams + union.operations);
-    assert!(union.ledger.clean && union.ledger.never_ran.is_empty(), "{:?}", union.ledger);
-    let counts: BTreeSet<u64> = attached.seats.iter().map(|s| s.ledger.counts().form_calls).collect();
+    assert!(
+        union.ledger.clean && union.ledger.never_ran.is_empty(),
+        "{:?}",
+        union.ledger
+    );
+    let counts: BTreeSet<u64> = attached
+        .seats
+        .iter()
+        .map(|s| s.ledger.counts().form_calls)
+        .collect();
     assert_eq!(counts.len(), 1, "{counts:?}");
     // What a step is told: token, position, and the valid length where that is another, which it is not when one step is
     // timed again and again; what it says: one value, from which the host makes scores.
     assert_eq!(union.copies.len(), 1);
-    assert_eq!((union.copies[0].copies_in, union.copies[0].copies_out), (2, 1));
+    assert_eq!(
+        (union.copies[0].copies_in, union.copies[0].copies_out),
+        (2, 1)
+    );
     assert_eq!(step.crossing, (2, 1));
     // Units alone have the host in between, and say so.
     let alone: BTreeSet<Option<&str>> = receipt
@@ -623,24 +658,45 @@ fn a_step_that_stays_on_the_device_is_recorded_launched_and_judged_so() {
     // The loop gives the tokens of the eager form, again and again, and a captured step a call of every seat.
     let mut eager = Vec::new();
     let prompt = [5, 9, 2, 7];
-    generate::generate(&model.model, &attached.plan, &prompt, 12, &mut |t| eager.push(t)).unwrap();
+    generate::generate(&model.model, &attached.plan, &prompt, 12, &mut |t| {
+        eager.push(t)
+    })
+    .unwrap();
     let mut looped = DecodeLoop::new(&model, attached.plan.clone(), 32).unwrap();
     assert_eq!(looped.manifest().there.unwrap().form, "recorded");
-    assert!(looped.manifest().allocating.is_empty(), "{:?}", looped.manifest().allocating);
+    assert!(
+        looped.manifest().allocating.is_empty(),
+        "{:?}",
+        looped.manifest().allocating
+    );
     for _ in 0..2 {
-        let before: Vec<u64> = attached.seats.iter().map(|s| s.ledger.counts().form_calls).collect();
+        let before: Vec<u64> = attached
+            .seats
+            .iter()
+            .map(|s| s.ledger.counts().form_calls)
+            .collect();
         let made = looped
-            .generate(&prompt, 12, Choose::Greedy, &mut |_| ControlFlow::Continue(()))
+            .generate(&prompt, 12, Choose::Greedy, &mut |_| {
+                ControlFlow::Continue(())
+            })
             .unwrap();
         assert_eq!(made.tokens, eager);
         for (seat, before) in attached.seats.iter().zip(before) {
             let counts = seat.ledger.counts();
             // The prompt's pass, and a launch a step.
-            assert_eq!(counts.form_calls - before, 1 + made.steps as u64, "{}", seat.key);
+            assert_eq!(
+                counts.form_calls - before,
+                1 + made.steps as u64,
+                "{}",
+                seat.key
+            );
             assert_eq!(counts.fallbacks, 0);
         }
     }
     assert_eq!(looped.recovered(), 0);
+    let mut more = [0; 8];
+    let made = allocation_counter::measure(|| looped.go_on(&mut more).unwrap());
+    assert_eq!(made.count_total, 0, "a launch allocates nothing");
     // A receipt binds it again.
     let (again, _) = replay(&host, &model, receipt, &prompt, OnGuardFail::Raise).unwrap();
     let (_, captured_again, _, _) = both_forms(&model, &again, &station, 6);
@@ -663,9 +719,14 @@ fn what_cannot_be_recorded_says_why_and_runs_call_by_call() {
         let union = attached.receipt.union.as_ref().unwrap();
         assert_eq!(union.outcome, "activated", "{fault}: {union:?}");
         let step = union.device_step.as_ref().unwrap();
-        assert_eq!((step.form.as_str(), step.code.as_deref()), ("called", Some(code)), "{step:?}");
+        assert_eq!(
+            (step.form.as_str(), step.code.as_deref()),
+            ("called", Some(code)),
+            "{step:?}"
+        );
         assert!(union.ledger.clean, "{:?}", union.ledger);
-        let (eager, captured, note, copies) = both_forms(&model, &attached.plan, &station(&host), 4);
+        let (eager, captured, note, copies) =
+            both_forms(&model, &attached.plan, &station(&host), 4);
         assert!(eager == captured, "{fault}");
         assert_eq!((note.code.as_deref(), copies), (Some(code), (3, 1)));
     }
@@ -691,7 +752,9 @@ fn a_device_lost_in_a_launch_poisons_and_the_loop_goes_on_or_stops_as_was_chosen
         };
         let mut shop = Workshop::new(session, plugin, station(&host), sizes, 64, mode);
         let graph = session.graph();
-        let table = graph.op_ids().filter(|op| graph.op(*op).kind == OpKind::RopeTable);
+        let table = graph
+            .op_ids()
+            .filter(|op| graph.op(*op).kind == OpKind::RopeTable);
         let made: Vec<Operation> = table.map(|op| shop.bind(op).unwrap()).collect();
         let plan = session.plan(made.iter().map(|o| o.install.clone()).collect());
         (host, plan.unwrap(), made)
@@ -706,7 +769,9 @@ fn a_device_lost_in_a_launch_poisons_and_the_loop_goes_on_or_stops_as_was_chosen
     assert!(operations.iter().all(|o| o.seat.ledger.is_detached()));
     let (_host, plan, _) = bound(8, OnGuardFail::Raise);
     let mut looped = DecodeLoop::new(&model, plan, 32).unwrap();
-    let error = looped.generate(&prompt, 12, Choose::Greedy, go).unwrap_err();
+    let error = looped
+        .generate(&prompt, 12, Choose::Greedy, go)
+        .unwrap_err();
     assert!(error.to_string().contains("device_lost"), "{error}");
 }
 
@@ -739,7 +804,8 @@ fn a_loop_whose_regions_are_lost_makes_its_state_again() {
                 // From now on it is the host's.
                 let mut want = Vec::new();
                 let plan = model.session().host_plan();
-                generate::generate(&model.model, &plan, &prompt, 12, &mut |t| want.push(t)).unwrap();
+                generate::generate(&model.model, &plan, &prompt, 12, &mut |t| want.push(t))
+                    .unwrap();
                 let again = looped.generate(&prompt, 12, Choose::Greedy, go).unwrap();
                 assert_eq!(again.tokens, want);
             }

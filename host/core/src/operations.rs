@@ -345,7 +345,10 @@ impl<'a> Workshop<'a> {
         let want = Tensor::cat(&[&kept, &new], 2).map_err(candle)?;
         let flat = |t: &Tensor| t.flatten_all().and_then(|t| t.to_vec1::<f32>());
         let (got, want) = (flat(&got).map_err(candle)?, flat(&want).map_err(candle)?);
-        let same = got.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits());
+        let same = got
+            .iter()
+            .zip(&want)
+            .all(|(a, b)| a.to_bits() == b.to_bits());
         if !same || got.len() != want.len() {
             let reason = format!(
                 "`{}` {dims:?} behind {before} positions: the region holds other values than were appended",
@@ -531,7 +534,11 @@ impl Elsewhere for Working {
         Tape::at(&self.station)
     }
 
-    fn append(&self, x: &Held, region: &Arc<dyn Away>) -> Result<Option<Arc<dyn Away>>, CallFailure> {
+    fn append(
+        &self,
+        x: &Held,
+        region: &Arc<dyn Away>,
+    ) -> Result<Option<Arc<dyn Away>>, CallFailure> {
         self.station.append(&self.form, x, region)
     }
 

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use structures_graph::captured::PlaceNote;
 use serde_json::Value as Json;
+use structures_graph::captured::PlaceNote;
 
 use crate::adopt::Adopted;
 use crate::compose::BlockNote;

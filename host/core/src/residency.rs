@@ -74,7 +74,10 @@ pub fn pays(
         values.for_each(|v| reads(*v, node(&op)));
     }
     graph.outputs.iter().for_each(|(_, v)| reads(*v, HOME));
-    for op in graph.op_ids().filter(|op| graph.op(*op).kind == OpKind::KvAppend) {
+    for op in graph
+        .op_ids()
+        .filter(|op| graph.op(*op).kind == OpKind::KvAppend)
+    {
         let readers = graph.op(op).outputs.iter().flat_map(|v| &all_readers[v.0]);
         for (reader, _) in readers {
             let can = match owner.get(reader) {

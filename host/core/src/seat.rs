@@ -87,7 +87,11 @@ pub trait Elsewhere: Send + Sync {
     ///
     /// # Errors
     /// As [`Elsewhere::call`].
-    fn append(&self, x: &Held, region: &Arc<dyn Away>) -> Result<Option<Arc<dyn Away>>, CallFailure> {
+    fn append(
+        &self,
+        x: &Held,
+        region: &Arc<dyn Away>,
+    ) -> Result<Option<Arc<dyn Away>>, CallFailure> {
         let _ = (x, region);
         Err(CallFailure {
             code: "rt_device".into(),
@@ -681,7 +685,8 @@ impl SpanRunner for Seat {
             return Ok(AwayOutcome::Host);
         }
         let appended = away.append(x, region);
-        let brought = |made: Option<Arc<dyn Away>>| made.map(|away| (0, away)).into_iter().collect();
+        let brought =
+            |made: Option<Arc<dyn Away>>| made.map(|away| (0, away)).into_iter().collect();
         self.served_at(&**away, appended.map(|made| (Vec::new(), brought(made))))
     }
 

@@ -162,7 +162,10 @@ impl Station {
         inputs: &[Option<Held>],
         outputs: &[Vec<usize>],
     ) -> AwayCall {
-        let regions = inputs.iter().flatten().filter_map(|h| region_at(h, &self.place));
+        let regions = inputs
+            .iter()
+            .flatten()
+            .filter_map(|h| region_at(h, &self.place));
         let mut regions = regions.peekable();
         let valid = regions.peek().map(|region| Arc::clone(&region.length));
         if let Some(valid) = &valid {
@@ -241,9 +244,7 @@ pub(crate) fn length_name() -> &'static str {
 }
 
 /// The input of that name, where nobody gives it a value of the graph.
-pub(crate) fn length_port<'n>(
-    inputs: impl IntoIterator<Item = (&'n str, bool)>,
-) -> Option<usize> {
+pub(crate) fn length_port<'n>(inputs: impl IntoIterator<Item = (&'n str, bool)>) -> Option<usize> {
     let mut inputs = inputs.into_iter();
     inputs.position(|(name, given)| !given && name == length_name())
 }
@@ -397,7 +398,11 @@ impl Quarters for Rooms {
     }
 
     fn announce(&mut self, valid: usize) -> Result<(), GraphError> {
-        let Some(length) = self.length.as_ref().filter(|_| self.announced != Some(valid)) else {
+        let Some(length) = self
+            .length
+            .as_ref()
+            .filter(|_| self.announced != Some(valid))
+        else {
             return Ok(());
         };
         let told = length.replace(None, 0, &[valid as i64]);

@@ -75,7 +75,8 @@ impl Plan {
     pub(crate) fn new(graph: Arc<Graph>, installs: Vec<Install>) -> Result<Plan, GraphError> {
         let readers = graph.readers();
         let owned = owners(&graph, &installs)?;
-        let stays = |i: &Install| appends(&graph, i).is_none() || housed(&installs, i, &owned, &readers);
+        let stays =
+            |i: &Install| appends(&graph, i).is_none() || housed(&installs, i, &owned, &readers);
         let stays: Vec<bool> = installs.iter().map(stays).collect();
         let mut stays = stays.into_iter();
         let mut installs = installs;
@@ -99,7 +100,10 @@ pub(crate) fn appends(graph: &Graph, install: &Install) -> Option<usize> {
     let [op] = install.ops.as_slice() else {
         return None;
     };
-    let op = graph.ops.get(op.0).filter(|op| op.kind == OpKind::KvAppend)?;
+    let op = graph
+        .ops
+        .get(op.0)
+        .filter(|op| op.kind == OpKind::KvAppend)?;
     install.runner.place()?;
     let region = op.inputs.get(1).copied().flatten()?;
     match graph.value(region).origin {

@@ -1549,7 +1549,9 @@ pub(crate) mod tests {
         fn failing(&self) -> Option<bool> {
             let mut calls = self.calls.lock().unwrap();
             *calls += 1;
-            self.fails.filter(|(at, _)| at == &*calls).map(|(_, lost)| lost)
+            self.fails
+                .filter(|(at, _)| at == &*calls)
+                .map(|(_, lost)| lost)
         }
         fn lost(&self) -> GraphError {
             GraphError::PlaceLost {
@@ -1583,7 +1585,11 @@ pub(crate) mod tests {
         fn append_at(&self, x: &Held, region: &Arc<dyn Away>) -> Result<AwayOutcome, GraphError> {
             if let Some(lost) = self.failing() {
                 *self.given_up.lock().unwrap() = true;
-                return if lost { Err(self.lost()) } else { Ok(AwayOutcome::Host) };
+                return if lost {
+                    Err(self.lost())
+                } else {
+                    Ok(AwayOutcome::Host)
+                };
             }
             let region = region.as_any().downcast_ref::<RegionThere>().unwrap();
             let x = x.host().unwrap().contiguous().unwrap();
@@ -1599,7 +1605,11 @@ pub(crate) mod tests {
                 return Ok(AwayOutcome::Host);
             };
             if let Some(lost) = self.failing() {
-                return if lost { Err(self.lost()) } else { Ok(AwayOutcome::Host) };
+                return if lost {
+                    Err(self.lost())
+                } else {
+                    Ok(AwayOutcome::Host)
+                };
             }
             let read = |held: &Held| match held.at(&self.place) {
                 Some(away) => {
@@ -1641,7 +1651,11 @@ pub(crate) mod tests {
             Install {
                 name: g.value(g.op(op).outputs[0]).name.clone(),
                 ops: vec![op],
-                inputs: if kernel.is_some() { inputs } else { inputs[..1].to_vec() },
+                inputs: if kernel.is_some() {
+                    inputs
+                } else {
+                    inputs[..1].to_vec()
+                },
                 outputs: g.op(op).outputs.clone(),
                 runner: Arc::new(Housing {
                     place: Place::new("a"),
@@ -1718,7 +1732,11 @@ pub(crate) mod tests {
         let log = Arc::new(Mutex::new(Vec::new()));
         let all = housing(&s, &log, None, None);
         // Without the attention nobody asks the appends at all.
-        let appends: Vec<Install> = all.iter().filter(|i| i.inputs.len() == 1).cloned().collect();
+        let appends: Vec<Install> = all
+            .iter()
+            .filter(|i| i.inputs.len() == 1)
+            .cloned()
+            .collect();
         assert_eq!((all.len(), appends.len()), (3, 2));
         let plan = s.plan(appends).unwrap();
         assert!(plan.is_host() && plan.housed().count() == 0);
@@ -1749,7 +1767,10 @@ pub(crate) mod tests {
         let mut state = s.new_state(1, 0);
         assert_eq!(steps(&s, &plan, &mut state, 6), want);
         assert!(state.home(0).is_some() && state.home(1).is_some());
-        assert_eq!(*log.lock().unwrap(), ["opened 0", "opened 1", "fetched", "fetched"]);
+        assert_eq!(
+            *log.lock().unwrap(),
+            ["opened 0", "opened 1", "fetched", "fetched"]
+        );
     }
 
     #[test]

@@ -294,7 +294,10 @@ impl State {
 
     /// Refused when a region was lost with its place.
     pub(crate) fn sound(&self) -> Result<(), GraphError> {
-        let lost = self.regions.iter().find_map(|r| Some((r, r.lost.as_ref()?)));
+        let lost = self
+            .regions
+            .iter()
+            .find_map(|r| Some((r, r.lost.as_ref()?)));
         match lost {
             None => Ok(()),
             Some((r, (place, reason))) => Err(GraphError::StateLost {
@@ -489,7 +492,8 @@ impl State {
     pub(crate) fn holds(&self, room: usize, elsewhere: impl Fn(usize) -> bool) -> bool {
         let all = self.regions.iter().enumerate();
         let mut growing = all.filter(|(i, r)| !r.spec.is_fixed() && !elsewhere(*i));
-        growing.all(|(_, r)| r.door.is_some() && r.data.as_ref().is_some_and(|t| t.dims()[2] == room))
+        growing
+            .all(|(_, r)| r.door.is_some() && r.data.as_ref().is_some_and(|t| t.dims()[2] == room))
     }
 
     /// All of a cache, valid or not.

@@ -248,9 +248,12 @@ pub fn generate_until(
         }
         let start = Instant::now();
         let scores = match step(model, plan, &mut state, next) {
-            Err(ModelError::Graph(GraphError::StateLost { .. })) => {
-                again(model, plan, &mut state, &[prompt, out.tokens.as_slice()].concat())?
-            }
+            Err(ModelError::Graph(GraphError::StateLost { .. })) => again(
+                model,
+                plan,
+                &mut state,
+                &[prompt, out.tokens.as_slice()].concat(),
+            )?,
             other => other?,
         };
         next = greedy(&scores)?;

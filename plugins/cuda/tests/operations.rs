@@ -245,7 +245,10 @@ fn append(plugin: &Plugin) -> BoundForm {
 const ROOM: [usize; 4] = [1, 3, 9, 45];
 
 fn appended(region: &mut [f32], x: &[f32], rows: usize, valid: usize) {
-    for (head, x) in region.chunks_exact_mut(9 * 45).zip(x.chunks_exact(rows * 45)) {
+    for (head, x) in region
+        .chunks_exact_mut(9 * 45)
+        .zip(x.chunks_exact(rows * 45))
+    {
         head[(valid - rows) * 45..valid * 45].copy_from_slice(x);
     }
 }
@@ -261,7 +264,13 @@ fn an_append_writes_the_last_valid_positions_of_every_head_and_nothing_else() {
     let region = on(&device, &want);
     let length = device.lease(8).expect("memory");
     // A length that does not fit writes nothing.
-    for (rows, valid, fits) in [(4, 4, true), (1, 5, true), (4, 9, true), (1, 10, false), (4, 3, false)] {
+    for (rows, valid, fits) in [
+        (4, 4, true),
+        (1, 5, true),
+        (4, 9, true),
+        (1, 10, false),
+        (4, 3, false),
+    ] {
         let x = ramp(3 * rows * 45, 7 + valid);
         let given = on(&device, &x);
         length.replace(None, 0, &[valid as i64]).expect("copies");
@@ -270,7 +279,8 @@ fn an_append_writes_the_last_valid_positions_of_every_head_and_nothing_else() {
             length.tensor(DType::I64, &[]).expect("fits"),
         ];
         let mut states = [region.state(DType::F32, &ROOM).expect("fits")];
-        form.call_on(&device, None, &inputs, &mut [], &mut states).expect("runs");
+        form.call_on(&device, None, &inputs, &mut [], &mut states)
+            .expect("runs");
         if fits {
             appended(&mut want, &x, rows, valid);
         }
@@ -332,7 +342,10 @@ fn what_is_recorded_is_done_when_it_is_launched_on_what_lies_there_then() {
         let end = device.capture_end(None).err().map(|e| e.code);
         assert_eq!(end.as_deref(), Some("capture_spoilt"));
     };
-    spoilt(&|| device.alloc(64, 64).err().map(|e| e.code), "capture_alloc");
+    spoilt(
+        &|| device.alloc(64, 64).err().map(|e| e.code),
+        "capture_alloc",
+    );
     spoilt(
         &|| length.replace(None, 0, &[0_i64]).err().map(|e| e.code),
         "capture_wait",

@@ -466,10 +466,13 @@ mod tests {
             sim.copy_out(0, &mut out, cell).expect("copies");
             f32::from_le_bytes(out)
         };
-        sim.enqueue(0, Work::on_cell(Arc::new(Count), cell)).expect("runs");
+        sim.enqueue(0, Work::on_cell(Arc::new(Count), cell))
+            .expect("runs");
         sim.capture_begin(0).expect("records");
-        sim.enqueue(0, Work::on_cell(Arc::new(Count), cell)).expect("is noted");
-        sim.enqueue(0, Work::on_cell(Arc::new(Count), cell)).expect("is noted");
+        sim.enqueue(0, Work::on_cell(Arc::new(Count), cell))
+            .expect("is noted");
+        sim.enqueue(0, Work::on_cell(Arc::new(Count), cell))
+            .expect("is noted");
         let graph = sim.capture_end(0).expect("a graph");
         assert_eq!(now(), 1.0, "a recorded call does nothing");
         for times in 1..=2 {
@@ -477,7 +480,10 @@ mod tests {
             assert_eq!(now(), 1.0 + 2.0 * times as f32);
         }
         sim.graph_free(graph);
-        assert_eq!(sim.graph_launch(0, graph).expect_err("freed").code, "argument");
+        assert_eq!(
+            sim.graph_launch(0, graph).expect_err("freed").code,
+            "argument"
+        );
         assert_eq!(sim.capture_end(0).expect_err("none").code, "argument");
     }
 
@@ -488,7 +494,10 @@ mod tests {
         let spoilt = |what: &dyn Fn() -> Result<(), Failure>, code: &str| {
             sim.capture_begin(0).expect("records");
             assert_eq!(what().expect_err("refused").code, code);
-            assert_eq!(sim.capture_end(0).expect_err("spoilt").code, "capture_spoilt");
+            assert_eq!(
+                sim.capture_end(0).expect_err("spoilt").code,
+                "capture_spoilt"
+            );
         };
         spoilt(&|| sim.alloc(4, 4).map(|_| ()), "capture_alloc");
         spoilt(&|| sim.copy_in(0, cell, &[0; 4]), "capture_wait");

@@ -75,7 +75,10 @@ impl<'a> Compiler<'a> {
         c.fixed_regions()?;
         match split(graph, plan, |install| c.stays(plan, install))? {
             Ok(Some(found)) => {
-                found.before.iter().try_for_each(|i| c.plan_step(plan, *i))?;
+                found
+                    .before
+                    .iter()
+                    .try_for_each(|i| c.plan_step(plan, *i))?;
                 c.there(plan, &found)?;
                 found.after.iter().try_for_each(|i| c.plan_step(plan, *i))?;
             }
@@ -111,7 +114,11 @@ impl<'a> Compiler<'a> {
                 let value = &self.graph.value(*v).dims;
                 let size = |d: &Dim| match d {
                     Dim::Size(n) => *n,
-                    Dim::Symbol(s) => self.symbols.get(s.as_str()).copied().unwrap_or(self.capacity),
+                    Dim::Symbol(s) => self
+                        .symbols
+                        .get(s.as_str())
+                        .copied()
+                        .unwrap_or(self.capacity),
                 };
                 Ok(value.iter().map(size).collect())
             }

@@ -303,16 +303,19 @@ impl StaticPlan {
         for step in &self.steps {
             if let (Step::There, Some(there)) = (step, &mut self.there) {
                 let params = &self.params;
-                let slice = |arena: &Arena, s: &Slice, f: &mut dyn FnMut(&[f32]) -> Result<(), GraphError>| {
-                    match s.source {
-                        Source::Buf(buf) => f(&arena.get(buf)[s.offset..s.offset + s.len]),
-                        Source::Param(v) => match params[v.0].as_ref().map(held) {
-                            Some(data) => f(&data[s.offset..s.offset + s.len]),
-                            None => f(&[]),
-                        },
-                        _ => f(&[]),
-                    }
-                };
+                let slice =
+                    |arena: &Arena,
+                     s: &Slice,
+                     f: &mut dyn FnMut(&[f32]) -> Result<(), GraphError>| {
+                        match s.source {
+                            Source::Buf(buf) => f(&arena.get(buf)[s.offset..s.offset + s.len]),
+                            Source::Param(v) => match params[v.0].as_ref().map(held) {
+                                Some(data) => f(&data[s.offset..s.offset + s.len]),
+                                None => f(&[]),
+                            },
+                            _ => f(&[]),
+                        }
+                    };
                 let run = (&mut *state, self.tokens);
                 there.replay(&self.runners, &mut self.arena, slice, &self.numbers, run)?;
                 continue;

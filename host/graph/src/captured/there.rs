@@ -73,13 +73,24 @@ pub(super) fn split(
     }
     let reads = |i: usize| -> BTreeSet<usize> {
         let values: Vec<ValueId> = match &plan.steps[i].what {
-            What::Span { install, .. } if away[i] => {
-                plan.installs[*install].inputs.iter().flatten().copied().collect()
-            }
+            What::Span { install, .. } if away[i] => plan.installs[*install]
+                .inputs
+                .iter()
+                .flatten()
+                .copied()
+                .collect(),
             step => {
                 let each = ops(step).into_iter();
-                each.flat_map(|op| graph.op(op).inputs.iter().flatten().copied().collect::<Vec<_>>())
-                    .collect()
+                each.flat_map(|op| {
+                    graph
+                        .op(op)
+                        .inputs
+                        .iter()
+                        .flatten()
+                        .copied()
+                        .collect::<Vec<_>>()
+                })
+                .collect()
             }
         };
         let makers = values.into_iter().filter_map(|v| graph.producer(v));
@@ -101,7 +112,9 @@ pub(super) fn split(
         What::Span { .. } => false,
     };
     if let Some(i) = (0..n).find(|i| !away[*i] && !free(*i) && follows[*i] && leads[*i]) {
-        let at = ops(&plan.steps[i].what).first().and_then(|op| graph.op(*op).outputs.first());
+        let at = ops(&plan.steps[i].what)
+            .first()
+            .and_then(|op| graph.op(*op).outputs.first());
         let name = at.map_or("", |v| graph.value(*v).name.as_str());
         let reason = format!(
             "`{name}` is the host's, reads what `{place}` makes and is read there: the step is no single part"
@@ -109,7 +122,9 @@ pub(super) fn split(
         return Ok(Err(("capture_host_between", reason)));
     }
     // A reshape of what lies there is for who reads it: it is also the host's where the host reads it.
-    let mut after: Vec<usize> = (0..n).filter(|i| !away[*i] && follows[*i] && !free(*i)).collect();
+    let mut after: Vec<usize> = (0..n)
+        .filter(|i| !away[*i] && follows[*i] && !free(*i))
+        .collect();
     let mut wanted: BTreeSet<usize> = after.iter().flat_map(|i| reads(*i)).collect();
     let outputs = graph.outputs.iter().filter_map(|(_, v)| graph.producer(*v));
     wanted.extend(outputs.filter_map(|(op, _)| step_of.get(&op).copied()));
@@ -216,10 +231,13 @@ impl Draft<'_> {
     }
 
     fn installs(&self) -> impl Iterator<Item = usize> + '_ {
-        self.split.there.iter().filter_map(|i| match &self.plan.steps[*i].what {
-            What::Span { install, .. } => Some(*install),
-            What::Op(_) => None,
-        })
+        self.split
+            .there
+            .iter()
+            .filter_map(|i| match &self.plan.steps[*i].what {
+                What::Span { install, .. } => Some(*install),
+                What::Op(_) => None,
+            })
     }
 
     /// Regions that have their home there, by the value that is all of them.
@@ -235,7 +253,9 @@ impl Draft<'_> {
     /// Values made there.
     fn made(&self) -> BTreeSet<ValueId> {
         let regions = self.regions();
-        let all = self.installs().flat_map(|i| self.plan.installs[i].outputs.iter().copied());
+        let all = self
+            .installs()
+            .flat_map(|i| self.plan.installs[i].outputs.iter().copied());
         all.filter(|v| !regions.contains_key(v)).collect()
     }
 
@@ -263,7 +283,10 @@ impl Draft<'_> {
                     ops.clone()
                 }
             };
-            read.extend(ops.iter().flat_map(|op| graph.op(*op).inputs.iter().flatten()));
+            read.extend(
+                ops.iter()
+                    .flat_map(|op| graph.op(*op).inputs.iter().flatten()),
+            );
         }
         let taken = made.into_iter().filter(|v| read.contains(v)).collect();
         (given, taken)
@@ -298,7 +321,10 @@ impl Draft<'_> {
             if refusal.is_none() && !install.runner.records() {
                 refusal = Some(Unserved {
                     code: "capture_undeclared".into(),
-                    message: format!("`{}` does not declare that it may be recorded", install.name),
+                    message: format!(
+                        "`{}` does not declare that it may be recorded",
+                        install.name
+                    ),
                     declined: true,
                 });
             }
@@ -338,7 +364,11 @@ enum Ended {
 
 impl There {
     pub(super) fn note(&self) -> PlaceNote {
-        let form = if self.ready.is_some() { "recorded" } else { "called" };
+        let form = if self.ready.is_some() {
+            "recorded"
+        } else {
+            "called"
+        };
         PlaceNote {
             place: self.place.name().into(),
             form: form.into(),
@@ -372,7 +402,11 @@ impl There {
         &mut self,
         runners: &[Planned],
         arena: &mut Arena,
-        slice: impl Fn(&Arena, &Slice, &mut dyn FnMut(&[f32]) -> Result<(), GraphError>) -> Result<(), GraphError>,
+        slice: impl Fn(
+            &Arena,
+            &Slice,
+            &mut dyn FnMut(&[f32]) -> Result<(), GraphError>,
+        ) -> Result<(), GraphError>,
         numbers: &[Vec<i64>],
         (state, tokens): (&mut State, usize),
     ) -> Result<(), GraphError> {
@@ -424,7 +458,9 @@ impl There {
                 }
             }
         }
-        self.housed.iter().for_each(|(region, _)| state.appended(*region, tokens));
+        self.housed
+            .iter()
+            .for_each(|(region, _)| state.appended(*region, tokens));
         Ok(())
     }
 
@@ -437,26 +473,28 @@ impl There {
     ) -> Result<(), GraphError> {
         let mut values = None;
         let mut broke = None;
-        let recorded = self.recorder.record(&mut || match self.pass(runners, state, tokens) {
-            Ok(made) => {
-                values = Some(made);
-                Ok(())
-            }
-            Err(Ended::Unserved(runner, why)) => {
-                let name = &runners[runner].name;
-                let message = format!("`{name}`: {}", why.message);
-                Err(Unserved { message, ..why })
-            }
-            Err(Ended::Graph(e)) => {
-                let message = e.to_string();
-                broke = Some(e);
-                Err(Unserved {
-                    code: "capture_spoilt".into(),
-                    message,
-                    declined: false,
-                })
-            }
-        });
+        let recorded = self
+            .recorder
+            .record(&mut || match self.pass(runners, state, tokens) {
+                Ok(made) => {
+                    values = Some(made);
+                    Ok(())
+                }
+                Err(Ended::Unserved(runner, why)) => {
+                    let name = &runners[runner].name;
+                    let message = format!("`{name}`: {}", why.message);
+                    Err(Unserved { message, ..why })
+                }
+                Err(Ended::Graph(e)) => {
+                    let message = e.to_string();
+                    broke = Some(e);
+                    Err(Unserved {
+                        code: "capture_spoilt".into(),
+                        message,
+                        declined: false,
+                    })
+                }
+            });
         if let Some(lost @ GraphError::PlaceLost { .. }) = broke {
             return Err(lost);
         }
@@ -552,7 +590,9 @@ impl There {
                 });
             }
             let appended = call.appends.map(region).transpose()?;
-            let made = runners[call.runner].runner.replay_at(&inputs, appended.as_ref());
+            let made = runners[call.runner]
+                .runner
+                .replay_at(&inputs, appended.as_ref());
             let made = made.map_err(|why| Ended::Unserved(call.runner, why))?;
             if call.appends.is_none() {
                 values.extend(call.outputs.iter().copied().zip(made));
@@ -656,7 +696,10 @@ mod tests {
         assert_eq!(after.iter().filter(|n| n.starts_with("qkv.q")).count(), 1);
         let all = split_of(&[("embed.x", "a"), ("norm.n", "a"), ("y", "a")], true);
         let why = all.unwrap_err();
-        assert!(why.starts_with("capture_host_between") && why.contains("qkv."), "{why}");
+        assert!(
+            why.starts_with("capture_host_between") && why.contains("qkv."),
+            "{why}"
+        );
         let why = split_of(&[("norm.n", "a"), ("o.o", "b")], true).unwrap_err();
         assert!(why.starts_with("capture_two_places"), "{why}");
         // Who does not serve these sizes there is the host's; without anybody there is no part.

@@ -93,7 +93,9 @@ impl Laid {
             let what = format!("on device {}, expected {INDEX}", tensor.device());
             Failure::invalid("view_device", what)
         })?;
-        let dtype = tensor.dtype().filter(|d| [DType::F32, DType::I64].contains(d));
+        let dtype = tensor
+            .dtype()
+            .filter(|d| [DType::F32, DType::I64].contains(d));
         let (Some(dtype), true) = (dtype, tensor.is_contiguous()) else {
             let what = "expected contiguous f32 or i64";
             return Err(Failure::invalid("view_layout", what));
@@ -139,7 +141,10 @@ impl Laid {
             return Err(Failure::invalid("dims_inconsistent", what));
         }
         sim.on_queue(queue, |state, _| {
-            state.memory.at_mut(self.address, bytes.len())?.copy_from_slice(&bytes);
+            state
+                .memory
+                .at_mut(self.address, bytes.len())?
+                .copy_from_slice(&bytes);
             Ok(())
         })
     }
@@ -167,7 +172,10 @@ impl Work {
             kind,
             body,
             inputs: inputs.iter().map(Laid::of).collect::<Result<_, _>>()?,
-            outputs: outputs.iter().map(Laid::written).collect::<Result<_, _>>()?,
+            outputs: outputs
+                .iter()
+                .map(Laid::written)
+                .collect::<Result<_, _>>()?,
             states: states.iter().map(Laid::written).collect::<Result<_, _>>()?,
         })
     }
@@ -191,10 +199,21 @@ impl Work {
     /// Does it.
     pub fn run(&self, sim: &Sim, queue: u64) -> Result<(), Failure> {
         let read = |laid: &Laid| laid.read(sim, queue);
-        let inputs = self.inputs.iter().map(|laid| laid.as_ref().map(read).transpose());
+        let inputs = self
+            .inputs
+            .iter()
+            .map(|laid| laid.as_ref().map(read).transpose());
         let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-        let mut outputs = self.outputs.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        let mut states = self.states.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        let mut outputs = self
+            .outputs
+            .iter()
+            .map(read)
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut states = self
+            .states
+            .iter()
+            .map(read)
+            .collect::<Result<Vec<_>, _>>()?;
         self.body.run(&inputs, &mut outputs, &mut states)?;
         sim.inside(self.kind);
         let made = self.outputs.iter().zip(&outputs);

@@ -31,7 +31,12 @@ struct Append {
 }
 
 impl Body for Append {
-    fn run(&self, inputs: Inputs<'_>, _: &mut [Value], states: &mut [Value]) -> Result<(), Failure> {
+    fn run(
+        &self,
+        inputs: Inputs<'_>,
+        _: &mut [Value],
+        states: &mut [Value],
+    ) -> Result<(), Failure> {
         let (x, valid) = (given(inputs, self.x)?, given(inputs, self.valid)?.whole()?);
         let region = filled(states, self.region)?;
         let bad = || {
@@ -92,7 +97,12 @@ struct Attention {
 }
 
 impl Body for Attention {
-    fn run(&self, inputs: Inputs<'_>, outputs: &mut [Value], _: &mut [Value]) -> Result<(), Failure> {
+    fn run(
+        &self,
+        inputs: Inputs<'_>,
+        outputs: &mut [Value],
+        _: &mut [Value],
+    ) -> Result<(), Failure> {
         let [q, k, v] = self.qkv.map(|at| given(inputs, at));
         let (q, k, v) = (q?, k?, v?);
         let optional = |at: Option<usize>| inputs.get(at?).and_then(Option::as_ref);
@@ -115,7 +125,10 @@ impl Body for Attention {
         let valid = match optional(self.valid) {
             None => room,
             Some(valid) => {
-                let valid = valid.whole()?.first().and_then(|v| usize::try_from(*v).ok());
+                let valid = valid
+                    .whole()?
+                    .first()
+                    .and_then(|v| usize::try_from(*v).ok());
                 valid.filter(|v| *v <= room).ok_or_else(bad)?
             }
         };
@@ -131,7 +144,9 @@ impl Body for Attention {
                 true => (position + 1).clamp(0, valid as i64) as usize,
                 false => valid,
             };
-            let start = self.window.map_or(0, |w| (position + 1 - w as i64).max(0) as usize);
+            let start = self
+                .window
+                .map_or(0, |w| (position + 1 - w as i64).max(0) as usize);
             let keys = start.min(end)..end;
             let score = |j: usize| scale * dot(query, &k[(kv * room + j) * d..][..d]);
             let scores: Vec<f32> = keys.clone().map(score).collect();
@@ -178,10 +193,16 @@ mod tests {
         // Two heads of room for three positions of one channel.
         let mut region = [value(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], &[1, 2, 3, 1])];
         let x = || Some(value(&[8.0, 9.0], &[1, 2, 1, 1]));
-        body.run(&[x(), number(2)], &mut [], &mut region).expect("runs");
-        assert_eq!(region[0].data, Data::F32(vec![0.0, 8.0, 2.0, 3.0, 9.0, 5.0]));
+        body.run(&[x(), number(2)], &mut [], &mut region)
+            .expect("runs");
+        assert_eq!(
+            region[0].data,
+            Data::F32(vec![0.0, 8.0, 2.0, 3.0, 9.0, 5.0])
+        );
         for valid in [0, 4, -1] {
-            assert!(body.run(&[x(), number(valid)], &mut [], &mut region).is_err());
+            assert!(body
+                .run(&[x(), number(valid)], &mut [], &mut region)
+                .is_err());
         }
     }
 
@@ -207,6 +228,9 @@ mod tests {
         let want = run(&[0.5, 1.0, -1.0], &[1.0, 2.0, 3.0], None);
         let got = run(&[0.5, 1.0, -1.0, nan], &[1.0, 2.0, 3.0, nan], number(3));
         assert_eq!(got, want);
-        assert_ne!(run(&[0.5, 1.0, -1.0, 9.0], &[1.0, 2.0, 3.0, 9.0], number(4)), want);
+        assert_ne!(
+            run(&[0.5, 1.0, -1.0, 9.0], &[1.0, 2.0, 3.0, 9.0], number(4)),
+            want
+        );
     }
 }

@@ -48,7 +48,10 @@ impl Operand {
         }
     }
 
-    fn read<'v>(&'v self, inputs: &'v [Option<Value>]) -> Result<(&'v [f32], &'v [usize]), Failure> {
+    fn read<'v>(
+        &'v self,
+        inputs: &'v [Option<Value>],
+    ) -> Result<(&'v [f32], &'v [usize]), Failure> {
         match self {
             Operand::Stored(values, dims) => Ok((values, dims)),
             Operand::Given(at) => {
@@ -67,7 +70,12 @@ struct Pair {
 }
 
 impl Body for Pair {
-    fn run(&self, inputs: Inputs<'_>, outputs: &mut [Value], _: &mut [Value]) -> Result<(), Failure> {
+    fn run(
+        &self,
+        inputs: Inputs<'_>,
+        outputs: &mut [Value],
+        _: &mut [Value],
+    ) -> Result<(), Failure> {
         let y = filled(outputs, 0)?;
         let made = pair(self.a.read(inputs)?, self.b.read(inputs)?, &y.dims, &self.f)?;
         fill(y, made)
@@ -136,7 +144,12 @@ struct Each {
 }
 
 impl Body for Each {
-    fn run(&self, inputs: Inputs<'_>, outputs: &mut [Value], _: &mut [Value]) -> Result<(), Failure> {
+    fn run(
+        &self,
+        inputs: Inputs<'_>,
+        outputs: &mut [Value],
+        _: &mut [Value],
+    ) -> Result<(), Failure> {
         let made = given(inputs, self.x)?.floats()?.iter();
         fill(filled(outputs, 0)?, made.map(|v| (self.f)(*v)).collect())
     }
@@ -170,12 +183,24 @@ struct Norm {
 }
 
 impl Body for Norm {
-    fn run(&self, inputs: Inputs<'_>, outputs: &mut [Value], _: &mut [Value]) -> Result<(), Failure> {
+    fn run(
+        &self,
+        inputs: Inputs<'_>,
+        outputs: &mut [Value],
+        _: &mut [Value],
+    ) -> Result<(), Failure> {
         let x = given(inputs, self.x)?;
         let mut values = x.floats()?.to_vec();
         let width = x.dims.last().copied().unwrap_or(1).max(1);
-        if self.scale.as_ref().is_some_and(|scale| scale.len() != width) {
-            return Err(Failure::invalid("dims_inconsistent", format!("rows of {width}")));
+        if self
+            .scale
+            .as_ref()
+            .is_some_and(|scale| scale.len() != width)
+        {
+            return Err(Failure::invalid(
+                "dims_inconsistent",
+                format!("rows of {width}"),
+            ));
         }
         for row in values.chunks_exact_mut(width) {
             let by = norm::rms(row, self.eps);

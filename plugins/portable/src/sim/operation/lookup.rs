@@ -34,7 +34,12 @@ struct Rows {
 }
 
 impl Body for Rows {
-    fn run(&self, inputs: Inputs<'_>, outputs: &mut [Value], _: &mut [Value]) -> Result<(), Failure> {
+    fn run(
+        &self,
+        inputs: Inputs<'_>,
+        outputs: &mut [Value],
+        _: &mut [Value],
+    ) -> Result<(), Failure> {
         let mut out = Vec::new();
         for id in given(inputs, self.ids)?.whole()? {
             let row = usize::try_from(*id).ok().filter(|row| *row < self.rows);
@@ -73,7 +78,12 @@ struct Angles {
 }
 
 impl Body for Angles {
-    fn run(&self, inputs: Inputs<'_>, outputs: &mut [Value], _: &mut [Value]) -> Result<(), Failure> {
+    fn run(
+        &self,
+        inputs: Inputs<'_>,
+        outputs: &mut [Value],
+        _: &mut [Value],
+    ) -> Result<(), Failure> {
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for position in given(inputs, self.positions)?.whole()? {
             for f in &self.inv_freq {

@@ -39,7 +39,12 @@ struct Rope {
 }
 
 impl Body for Rope {
-    fn run(&self, inputs: Inputs<'_>, outputs: &mut [Value], _: &mut [Value]) -> Result<(), Failure> {
+    fn run(
+        &self,
+        inputs: Inputs<'_>,
+        outputs: &mut [Value],
+        _: &mut [Value],
+    ) -> Result<(), Failure> {
         let [x, cos, sin] = self.operands.map(|at| given(inputs, at));
         let (x, cos, sin) = (x?, cos?, sin?);
         let bad = || {
@@ -69,7 +74,11 @@ impl Body for Rope {
 
 pub fn transpose(request: &BindRequest<'_>) -> Bound {
     let perm = request.params.params.get("perm").and_then(|v| v.as_array());
-    let perm = perm.map(|list| list.iter().map(|a| a.as_u64().map(|a| a as usize)).collect());
+    let perm = perm.map(|list| {
+        list.iter()
+            .map(|a| a.as_u64().map(|a| a as usize))
+            .collect()
+    });
     let perm: Option<Vec<usize>> = perm.flatten();
     let body = Transpose {
         x: ports::position(&request.params.inputs, "x")?,
@@ -85,7 +94,12 @@ struct Transpose {
 }
 
 impl Body for Transpose {
-    fn run(&self, inputs: Inputs<'_>, outputs: &mut [Value], _: &mut [Value]) -> Result<(), Failure> {
+    fn run(
+        &self,
+        inputs: Inputs<'_>,
+        outputs: &mut [Value],
+        _: &mut [Value],
+    ) -> Result<(), Failure> {
         let x = given(inputs, self.x)?;
         let rank = x.dims.len();
         let mut seen = self.perm.clone();
@@ -129,7 +143,8 @@ mod tests {
             perm: vec![2, 0, 1],
         };
         let mut out = [value(vec![0.0; 6], &[3, 1, 2])];
-        body.run(&[Some(x.clone())], &mut out, &mut []).expect("runs");
+        body.run(&[Some(x.clone())], &mut out, &mut [])
+            .expect("runs");
         assert_eq!(out[0].data, Data::F32(vec![0.0, 3.0, 1.0, 4.0, 2.0, 5.0]));
         let body = Transpose {
             x: 0,
