@@ -553,9 +553,10 @@ fn both_forms(
         let mut state = session.new_state(1, 32);
         state.reserve().unwrap();
         let runner = Runner::new(session, 32);
-        runner
-            .step(plan, &[5, 9, 2, 7], 0, &mut state, None)
-            .unwrap();
+        // Seats of a decode workload serve one row.
+        for (at, token) in [5, 9, 2, 7].into_iter().enumerate() {
+            runner.step(plan, &[token], at, &mut state, None).unwrap();
+        }
         state
     };
     let inputs = |at: usize| {
@@ -657,7 +658,7 @@ fn a_step_that_stays_on_the_device_is_recorded_launched_and_judged_so() {
 
     // The loop gives the tokens of the eager form, again and again, and a captured step a call of every seat.
     let mut eager = Vec::new();
-    let prompt = [5, 9, 2, 7];
+    let prompt = [5];
     generate::generate(&model.model, &attached.plan, &prompt, 12, &mut |t| {
         eager.push(t)
     })
@@ -698,7 +699,7 @@ fn a_step_that_stays_on_the_device_is_recorded_launched_and_judged_so() {
     let made = allocation_counter::measure(|| looped.go_on(&mut more).unwrap());
     assert_eq!(made.count_total, 0, "a launch allocates nothing");
     // A receipt binds it again.
-    let (again, _) = replay(&host, &model, receipt, &prompt, OnGuardFail::Raise).unwrap();
+    let (again, _) = replay(&host, &model, receipt, &[5, 9, 2, 7], OnGuardFail::Raise).unwrap();
     let (_, captured_again, _, _) = both_forms(&model, &again, &station, 6);
     assert!(captured_again == captured);
 }
@@ -780,14 +781,14 @@ fn a_loop_whose_regions_are_lost_makes_its_state_again() {
     simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
     let dir = plugins(&["portable"]);
     let model = model();
-    let prompt = [5, 9, 2, 7];
+    let prompt = [5];
     for mode in [OnGuardFail::Fallback, OnGuardFail::Raise] {
         std::env::remove_var("STRUCTURES_SIM_LOSE_IN");
         let attached = attached_steps(&host(dir.path()), &model, mode);
         // Bound again on a device that is lost in a step: found by how often its table was asked.
         std::env::set_var("STRUCTURES_SIM_LOSE_IN", "rope_table:9");
         let host = host(dir.path());
-        let (plan, seats) = replay(&host, &model, &attached.receipt, &prompt, mode).unwrap();
+        let (plan, seats) = replay(&host, &model, &attached.receipt, &[5, 9, 2, 7], mode).unwrap();
         let mut looped = DecodeLoop::new(&model, plan, 32).unwrap();
         assert_eq!(looped.manifest().there.unwrap().form, "recorded");
         let go = &mut |_: u32| ControlFlow::<()>::Continue(());
