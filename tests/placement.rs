@@ -541,13 +541,16 @@ fn a_device_lost_with_a_region_poisons_the_state_and_the_loop_goes_on_from_the_t
     assert!(operations.iter().all(|o| o.seat.ledger.is_detached()));
 }
 
+/// Bits of scores, step by step.
+type Bits = Vec<Vec<u32>>;
+
 /// Bits of the scores of steps after a prompt, eagerly and as captured; how the captured ones ran, and copies of the last.
 fn both_forms(
     model: &Loaded,
     plan: &Plan,
     station: &Station,
     steps: usize,
-) -> (Vec<Vec<u32>>, Vec<Vec<u32>>, PlaceNote, (u64, u64)) {
+) -> (Bits, Bits, PlaceNote, (u64, u64)) {
     let session = model.session();
     let prefilled = || {
         let mut state = session.new_state(1, 32);

@@ -305,10 +305,11 @@ fn what_is_recorded_is_done_when_it_is_launched_on_what_lies_there_then() {
     let mut twice = on(&device, &vec![0.0; 135]);
     let dims = [1, 3, 1, 45];
     let mut step = || {
-        let mut made = [twice.tensor_mut(DType::F32, &dims).expect("fits")];
-        let operand = x.tensor(DType::F32, &dims).expect("fits");
-        sum.call_on(&device, None, &[operand, operand], &mut made, &mut [])?;
-        drop(made);
+        {
+            let mut made = [twice.tensor_mut(DType::F32, &dims).expect("fits")];
+            let operand = x.tensor(DType::F32, &dims).expect("fits");
+            sum.call_on(&device, None, &[operand, operand], &mut made, &mut [])?;
+        }
         let inputs = [
             twice.tensor(DType::F32, &dims).expect("fits"),
             length.tensor(DType::I64, &[]).expect("fits"),

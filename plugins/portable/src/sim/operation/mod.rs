@@ -88,7 +88,7 @@ impl BoundForm for Operation {
 }
 
 /// The input at a position.
-fn given<'v>(inputs: &'v [Option<Value>], at: usize) -> Result<&'v Value, Failure> {
+fn given(inputs: &[Option<Value>], at: usize) -> Result<&Value, Failure> {
     let found = inputs.get(at).and_then(Option::as_ref);
     found.ok_or_else(|| Failure::invalid("view_absent", format!("input {at} is absent")))
 }
