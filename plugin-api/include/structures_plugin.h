@@ -26,7 +26,7 @@
 #include <stdint.h>
 
 /* The ABI version as text, for the `api` of a description. */
-#define STRUCTURES_API_VERSION "1.1.0"
+#define STRUCTURES_API_VERSION "1.2.0"
 /* The only exported symbol of a backend. */
 #define STRUCTURES_PLUGIN_SYMBOL "structures_plugin_v1"
 
@@ -43,7 +43,7 @@ extern "C" {
 #define STRUCTURES_API_MAJOR 1
 
 // ABI minor version: entries appended since 1.0.
-#define STRUCTURES_API_MINOR 1
+#define STRUCTURES_API_MINOR 2
 
 // Largest rank of a view.
 #define STRUCTURES_MAX_RANK 8
@@ -299,9 +299,10 @@ typedef struct structures_device_vtable {
                                  void *queue,
                                  float *milliseconds,
                                  struct structures_error *error);
-    // Starts recording the queue.
+    // Starts recording the queue: until `capture_end`, calls of forms on it are noted and not done. Who allocates, copies
+    // or waits meanwhile is refused, and `capture_end` with it.
     structures_status (*capture_begin)(void *device, void *queue, struct structures_error *error);
-    // Ends recording; the handle replays it.
+    // Ends recording, also after an error. The handle is for `graph_launch`; a device that fills it has that entry.
     structures_status (*capture_end)(void *device,
                                      void *queue,
                                      void **graph,
@@ -312,6 +313,15 @@ typedef struct structures_device_vtable {
     // Since 1.1, optional: closes what `open` opened, after its queues and memory. Without it a
     // device lives as long as the plugin instance.
     void (*close)(void *device);
+    // Since 1.2, optional: enqueues everything a recording holds, at the addresses it was recorded with. Forms and memory
+    // of it are the caller's to keep. Without it a host records nothing.
+    structures_status (*graph_launch)(void *device,
+                                      void *queue,
+                                      void *graph,
+                                      struct structures_error *error);
+    // Since 1.2, optional: frees what `capture_end` gave, once its work is done. Without it a recording lives as long as
+    // its device.
+    void (*graph_free)(void *device, void *graph);
 } structures_device_vtable;
 
 // Services the host lends. Valid as long as the plugin instance; callable from any thread.
@@ -455,7 +465,7 @@ STRUCTURES_ASSERT(offsetof(structures_form_vtable, call) == 8, "structures_form_
 STRUCTURES_ASSERT(offsetof(structures_form_vtable, facts) == 16, "structures_form_vtable.facts");
 STRUCTURES_ASSERT(offsetof(structures_form_vtable, release) == 24, "structures_form_vtable.release");
 #define STRUCTURES_FORM_VTABLE_SIZE_1_0 32
-STRUCTURES_ASSERT(sizeof(structures_device_vtable) == 104, "size of structures_device_vtable");
+STRUCTURES_ASSERT(sizeof(structures_device_vtable) == 120, "size of structures_device_vtable");
 STRUCTURES_ASSERT(offsetof(structures_device_vtable, struct_size) == 0, "structures_device_vtable.struct_size");
 STRUCTURES_ASSERT(offsetof(structures_device_vtable, api_minor) == 4, "structures_device_vtable.api_minor");
 STRUCTURES_ASSERT(offsetof(structures_device_vtable, open) == 8, "structures_device_vtable.open");
@@ -470,6 +480,8 @@ STRUCTURES_ASSERT(offsetof(structures_device_vtable, capture_begin) == 72, "stru
 STRUCTURES_ASSERT(offsetof(structures_device_vtable, capture_end) == 80, "structures_device_vtable.capture_end");
 STRUCTURES_ASSERT(offsetof(structures_device_vtable, queue_free) == 88, "structures_device_vtable.queue_free");
 STRUCTURES_ASSERT(offsetof(structures_device_vtable, close) == 96, "structures_device_vtable.close");
+STRUCTURES_ASSERT(offsetof(structures_device_vtable, graph_launch) == 104, "structures_device_vtable.graph_launch");
+STRUCTURES_ASSERT(offsetof(structures_device_vtable, graph_free) == 112, "structures_device_vtable.graph_free");
 #define STRUCTURES_DEVICE_VTABLE_SIZE_1_0 88
 STRUCTURES_ASSERT(sizeof(structures_plugin_vtable) == 72, "size of structures_plugin_vtable");
 STRUCTURES_ASSERT(offsetof(structures_plugin_vtable, struct_size) == 0, "structures_plugin_vtable.struct_size");

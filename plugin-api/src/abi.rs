@@ -22,9 +22,9 @@ use std::ffi::c_void;
 /// ABI major version: a host serves exactly its own.
 pub const API_MAJOR: u32 = 1;
 /// ABI minor version: entries appended since 1.0.
-pub const API_MINOR: u32 = 1;
+pub const API_MINOR: u32 = 2;
 /// ABI version as text, for `describe` documents and messages.
-pub const API_VERSION: &str = "1.1.0";
+pub const API_VERSION: &str = "1.2.0";
 /// Name of the C door's only exported symbol: `const PluginVTable *structures_plugin_v1(const
 /// HostVTable *)`.
 pub const C_SYMBOL: &str = "structures_plugin_v1";
@@ -409,10 +409,11 @@ pub struct DeviceVTable {
         milliseconds: *mut f32,
         error: *mut Error,
     ) -> Status,
-    /// Starts recording the queue.
+    /// Starts recording the queue: until `capture_end`, calls of forms on it are noted and not done. Who allocates, copies
+    /// or waits meanwhile is refused, and `capture_end` with it.
     pub capture_begin:
         unsafe extern "C" fn(device: *mut c_void, queue: *mut c_void, error: *mut Error) -> Status,
-    /// Ends recording; the handle replays it.
+    /// Ends recording, also after an error. The handle is for `graph_launch`; a device that fills it has that entry.
     pub capture_end: unsafe extern "C" fn(
         device: *mut c_void,
         queue: *mut c_void,
@@ -425,6 +426,19 @@ pub struct DeviceVTable {
     /// Since 1.1, optional: closes what `open` opened, after its queues and memory. Without it a
     /// device lives as long as the plugin instance.
     pub close: Option<unsafe extern "C" fn(device: *mut c_void)>,
+    /// Since 1.2, optional: enqueues everything a recording holds, at the addresses it was recorded with. Forms and memory
+    /// of it are the caller's to keep. Without it a host records nothing.
+    pub graph_launch: Option<
+        unsafe extern "C" fn(
+            device: *mut c_void,
+            queue: *mut c_void,
+            graph: *mut c_void,
+            error: *mut Error,
+        ) -> Status,
+    >,
+    /// Since 1.2, optional: frees what `capture_end` gave, once its work is done. Without it a recording lives as long as
+    /// its device.
+    pub graph_free: Option<unsafe extern "C" fn(device: *mut c_void, graph: *mut c_void)>,
 }
 
 impl DeviceVTable {

@@ -52,6 +52,9 @@ pub struct Description {
     /// its attributes as params and its parameters as weights. Never on the CPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub operations: Vec<String>,
+    /// Those of them whose calls may be recorded and launched again ([`FormDecl::capture`] of an operation).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recorded_operations: Vec<String>,
 }
 
 /// What stands before the kind in the form name of a host operation. No form of a structure has a colon in its name.
@@ -129,7 +132,8 @@ pub struct FormDecl {
     /// has. Empty takes the description's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub archs: Vec<String>,
-    /// Whether it may be captured.
+    /// Whether its calls may be recorded by the device it is bound on and launched again (`graph_launch`): after a first
+    /// call of the same sizes a call allocates nothing, waits for nothing, and does the same whatever lies in its inputs.
     #[serde(default)]
     pub capture: bool,
     /// Whether calls of one instance may overlap.
@@ -412,6 +416,7 @@ impl Description {
             entries: Vec::new(),
             forms: Vec::new(),
             operations: Vec::new(),
+            recorded_operations: Vec::new(),
         }
     }
 

@@ -32,7 +32,7 @@ use crate::kept::Shelf;
 use crate::receipt::{RefusalNote, SeatNote};
 use crate::seat::{Admission, Elsewhere, Executable, OnGuardFail, Seat};
 use crate::sites::Site;
-use crate::station::Stationed;
+use crate::station::{length_port, Stationed};
 use crate::stats::Calibration;
 use crate::steps::{self, BrokerNote, Seated, StepTable};
 use make::Made;
@@ -191,9 +191,12 @@ impl Bench<'_> {
             ..
         } = made;
         let span = place.located();
+        let names = span.inputs.iter().map(|(n, v)| (n.as_str(), v.is_some()));
+        let length = length_port(names);
+        let records = place.choice.form.capture;
         let away = executable
             .station()
-            .map(|station| Stationed::at(executable.clone(), station.clone()));
+            .map(|station| Stationed::at(executable.clone(), station.clone(), length, records));
         let seat = self.seat(place, Box::new(executable), admission, away);
         Bound {
             install: Install {

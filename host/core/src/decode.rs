@@ -8,6 +8,9 @@
 //! this one step eagerly with the host at that seat, counted once as the seat counted it, and captures again: a seat
 //! that gave itself up is left out from then on, one that declined a single call stays. In strict mode it ends.
 //!
+//! Where a device is lost with regions of the state, and its seats may fall back, the state is made again from the tokens so
+//! far and the loop goes on with the host there.
+//!
 //! Owns the order of these things. Does not own the captured form (`structures-graph`), seats, or text.
 
 use std::ops::ControlFlow;
@@ -41,6 +44,8 @@ pub struct DecodeLoop<'m> {
     passes: Passes,
     /// Steps that a guard ended and the eager form made.
     recovered: usize,
+    /// Tokens the state was made of.
+    tokens: Vec<u32>,
     /// The token the last call chose and did not run.
     next: u32,
     /// Counts the state and the arena for as long as they are there.
@@ -93,6 +98,7 @@ impl<'m> DecodeLoop<'m> {
             window,
             passes: Passes::default(),
             recovered: 0,
+            tokens: Vec::with_capacity(window),
             next: 0,
             held,
         };
@@ -108,8 +114,14 @@ impl<'m> DecodeLoop<'m> {
             let done = self.step.warm_up(&mut self.state, &shift, 1);
             drop(shift);
             match done {
-                Err(GraphError::Guard { name, reason }) => {
-                    tracing::warn!(span = name, "warming up: {reason}; it is captured again");
+                Err(
+                    GraphError::Guard { name, reason }
+                    | GraphError::PlaceLost {
+                        place: name,
+                        reason,
+                    },
+                ) => {
+                    tracing::warn!(at = name, "warming up: {reason}; it is captured again");
                     self.step = captured(self.model.session(), &self.plan, &self.state)?;
                 }
                 other => return Ok(other?),
@@ -191,6 +203,8 @@ impl<'m> DecodeLoop<'m> {
             return Err(full.into());
         }
         self.begin()?;
+        self.tokens.clear();
+        self.tokens.extend_from_slice(prompt);
         let mut sampler = Sampler::new(choose, model.config().vocab_size);
         let start = Instant::now();
         let scores = self.prefill(prompt)?;
@@ -297,11 +311,39 @@ impl<'m> DecodeLoop<'m> {
         let shift = Shift::begin();
         let done = self.step.replay(&mut self.state, &shift);
         drop(shift);
-        match done {
-            Ok(()) => Ok(Scores::InStep),
-            Err(GraphError::Guard { name, reason }) => self.recover(&name, &reason, token),
-            Err(e) => Err(e.into()),
-        }
+        let scores = match done {
+            Ok(()) => Scores::InStep,
+            Err(GraphError::Guard { name, reason }) => self.recover(&name, &reason, token)?,
+            Err(lost @ GraphError::StateLost { .. }) => self.again(&lost, token)?,
+            Err(lost @ GraphError::PlaceLost { .. }) => self.without_place(&lost, token)?,
+            Err(e) => return Err(e.into()),
+        };
+        self.tokens.push(token);
+        Ok(scores)
+    }
+
+    /// The step a lost device ended, with the host where its seats were; then another capture.
+    fn without_place(&mut self, lost: &GraphError, token: u32) -> Result<Scores, Error> {
+        tracing::warn!("{lost}: the host makes the step, and it is captured again");
+        let model = self.model;
+        let scores = generate::step(&model.model, &self.plan, &mut self.state, token)?;
+        self.step = captured(model.session(), &self.plan, &self.state)?;
+        self.held = counted(&self.step);
+        self.recovered += 1;
+        Ok(Scores::Made(scores))
+    }
+
+    /// The state from all its tokens and this one, after a device took it with it; then another capture.
+    fn again(&mut self, lost: &GraphError, token: u32) -> Result<Scores, Error> {
+        tracing::warn!("{lost}: it is made again from {} tokens", self.tokens.len());
+        let model = self.model;
+        let all = [self.tokens.as_slice(), &[token]].concat();
+        let scores = generate::again(&model.model, &self.plan, &mut self.state, &all)?;
+        self.state.reserve()?;
+        self.step = captured(model.session(), &self.plan, &self.state)?;
+        self.held = counted(&self.step);
+        self.recovered += 1;
+        Ok(Scores::Made(scores))
     }
 
     /// The step a guard ended, with the host at that seat; then another capture.

@@ -128,6 +128,7 @@ fn graph_code(e: &GraphError) -> &'static str {
     match e {
         GraphError::Tree { .. } => "malformed",
         GraphError::PlaceLost { .. } => "device_lost",
+        GraphError::StateLost { .. } => "state_lost",
         GraphError::Span { reason, .. } if names_a_code(reason) => "strict_fallback",
         GraphError::Capture { code, .. } => code,
         GraphError::Guard { .. } => "capture_guard",

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use structures_graph::captured::PlaceNote;
 use structures_graph::session::{Install, Plan, Session, State};
 use structures_graph::{GraphError, StaticPlan};
 use structures_loader::Copies;
@@ -49,6 +50,13 @@ pub struct Judge<'a> {
     pub captured: bool,
     /// For people.
     pub progress: &'a dyn Progress,
+}
+
+/// How a plan's decode step runs where its seats are, in the captured form; `None` where no seat is elsewhere.
+pub(crate) fn device_step(session: &Session, plan: &Plan) -> Result<Option<PlaceNote>, Error> {
+    let mut state = session.new_state(1, 1);
+    state.reserve()?;
+    Ok(decode::captured(session, plan, &state)?.manifest().there)
 }
 
 /// Whether the host's own decode step has a captured form, so that both arms can be judged in it.
@@ -234,39 +242,30 @@ impl Judge<'_> {
     ) -> Result<(LatencyNote, Option<GateRefusal>), Error> {
         let step = Step::new(self)?;
         let mut states = (step.state()?, step.state()?);
-        let before = copies(seats);
-        step.run(plan, &mut states.1)?;
-        unit.copies = copies(seats)
-            .into_iter()
-            .map(|(device, now)| {
-                let then = before.get(&device).copied().unwrap_or_default();
-                let made = now.since(&then);
-                CopyNote {
-                    device,
-                    copies_in: made.copies_in,
-                    copies_out: made.copies_out,
-                    bytes_in: made.bytes_in,
-                    bytes_out: made.bytes_out,
-                }
-            })
-            .collect();
         let timing = match self.in_captured_form() {
             true => {
                 let session = self.runner.session();
                 let mut host = Replay::new(session, &self.host, states.0)?;
                 let mut treated = Replay::new(session, plan, states.1)?;
                 let token = step.tokens[0];
+                // The first step settles how its device part runs.
+                treated.again(token)?;
+                unit.copies = copied(seats, || treated.again(token))?;
+                unit.device_step = treated.step.manifest().there;
                 let again = |arm: &mut Replay| {
                     self.progress.tick();
                     arm.again(token)
                 };
                 paired(self.schedule, || again(&mut host), || again(&mut treated))?
             }
-            false => paired(
-                self.schedule,
-                || step.run(&self.host, &mut states.0),
-                || step.run(plan, &mut states.1),
-            )?,
+            false => {
+                unit.copies = copied(seats, || step.run(plan, &mut states.1))?;
+                paired(
+                    self.schedule,
+                    || step.run(&self.host, &mut states.0),
+                    || step.run(plan, &mut states.1),
+                )?
+            }
         };
         let note = LatencyNote {
             host_ms: timing.host_ms,
@@ -311,6 +310,10 @@ impl Replay {
 fn ended(seats: &[Arc<Seat>], e: Error) -> Result<GateRefusal, Error> {
     match e {
         Error::Graph(GraphError::Span { name, reason }) => Ok(raised(seats, &name, &reason)),
+        Error::Graph(e @ (GraphError::StateLost { .. } | GraphError::PlaceLost { .. })) => {
+            let reason = format!("a device was lost while it was judged: {e}");
+            Ok(GateRefusal::new("runtime_form", reason))
+        }
         Error::Graph(GraphError::Guard { name, reason }) => Ok(runtime_refusal(seats)
             .or_else(|| ledger_refusal(seats))
             .unwrap_or_else(|| {
@@ -371,6 +374,27 @@ impl<'j> Step<'j> {
         self.judge.progress.tick();
         Ok(())
     }
+}
+
+/// Copies that one iteration makes, by device.
+fn copied(
+    seats: &[Arc<Seat>],
+    iteration: impl FnOnce() -> Result<(), Error>,
+) -> Result<Vec<CopyNote>, Error> {
+    let before = copies(seats);
+    iteration()?;
+    let note = |(device, now): (String, Copies)| {
+        let then = before.get(&device).copied().unwrap_or_default();
+        let made = now.since(&then);
+        CopyNote {
+            device,
+            copies_in: made.copies_in,
+            copies_out: made.copies_out,
+            bytes_in: made.bytes_in,
+            bytes_out: made.bytes_out,
+        }
+    };
+    Ok(copies(seats).into_iter().map(note).collect())
 }
 
 /// Copies made so far, by device.

@@ -40,6 +40,7 @@ pub mod probe;
 pub mod progress;
 pub mod qualify;
 pub mod receipt;
+mod record;
 pub mod release;
 pub mod replay;
 pub mod residency;

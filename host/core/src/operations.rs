@@ -4,6 +4,9 @@
 //! that are parameters as weights. Before it is used it runs once beside the host's kernel on the same values. In a
 //! plan it is an install of one operation: what it does not serve the host's operation does, exactly and counted.
 //!
+//! An append to a region of the state is bound as inputs `x` and the length that is valid once it is done, and the region
+//! as a state: it moves the region's home to the device ([`crate::station::Rooms`]).
+//!
 //! Not here: which operations are worth it (`residency`), and the values' copies (`station`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,19 +15,20 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor};
 use serde_json::Value as Json;
 use structures_graph::ops::{AttrDefault, AttrSpec, AttrValue};
-use structures_graph::place::{Held, Place};
+use structures_graph::place::{Away, Held, Place, Quarters, Recorder};
 use structures_graph::session::{Install, Session};
-use structures_graph::{Dim, Graph, GraphError, OpId, OpKind, ValueId};
+use structures_graph::{Dim, Graph, GraphError, Op, OpId, OpKind, Origin, ValueId};
 use structures_loader::{BoundForm, Copies, Plugin};
 use structures_plugin_api::describe::{operation_form, BindParams};
 
 use crate::adopt::Blocks;
 use crate::bind::bind_form;
 use crate::receipt::SeatDevice;
+use crate::record::Tape;
 use crate::seat::{
     Admission, AwayCall, CallFailure, Elsewhere, Executable, OnGuardFail, Rows, Seat, View,
 };
-use crate::station::Station;
+use crate::station::{length_name, length_port, Rooms, Station};
 use crate::trial::NamedWeight;
 
 /// Largest relative L2 distance from the host's kernel: f32 in another order of sums.
@@ -72,10 +76,28 @@ fn counts(graph: &Graph, op: OpId, at: usize) -> bool {
     at == 0 && matches!(graph.op(op).kind, OpKind::Embedding | OpKind::RopeTable)
 }
 
-/// Whether an operation may be given to a device at all: it writes no state, and is not free already.
+/// Whether an operation may be given to a device at all: it writes no state that has its home with the host, and is not
+/// free already.
 pub fn movable(kind: OpKind) -> bool {
-    let stays = [OpKind::KvAppend, OpKind::StateWrite, OpKind::Reshape];
+    let stays = [OpKind::StateWrite, OpKind::Reshape];
     !stays.contains(&kind)
+}
+
+/// Whether an operation on a device reads a region that has its home there: it has an operand for the valid length, and
+/// the graph gives it none.
+pub fn reads_housed(graph: &Graph, op: OpId) -> bool {
+    let op = graph.op(op);
+    length_port(operands(op)).is_some()
+}
+
+/// Operands by name, and whether the graph gives them; those at the end that an operation leaves out too.
+fn operands(op: &Op) -> impl Iterator<Item = (&'static str, bool)> + '_ {
+    let spec = op.kind.spec();
+    let count = op.inputs.len().max(spec.operands.len());
+    (0..count).map(|at| {
+        let given = op.inputs.get(at).copied().flatten();
+        (spec.operand_name(at), given.is_some())
+    })
 }
 
 /// An operation bound on a device, ready to be put in a plan.
@@ -158,8 +180,15 @@ impl<'a> Workshop<'a> {
     pub fn bind(&mut self, id: OpId) -> Result<Operation, (String, String)> {
         let graph = self.session.graph();
         let op = graph.op(id);
+        let region = op.inputs.iter().flatten().copied().find(|v| {
+            let region = matches!(graph.value(*v).origin, Origin::State(_));
+            region && op.kind == OpKind::KvAppend
+        });
         let (mut inputs, mut weights) = (Vec::new(), Vec::new());
         for (at, operand) in op.inputs.iter().enumerate() {
+            if region.is_some() && *operand == region {
+                continue;
+            }
             let name = operand_name(op.kind, at);
             let stored = operand.and_then(|v| Some((graph.param(v)?.1, v)));
             let Some((layout, value)) = stored else {
@@ -194,12 +223,21 @@ impl<'a> Workshop<'a> {
             positions: self.most,
         };
         let rows = longest.dims(graph, first).iter().product::<usize>() / width;
-        let params = BindParams {
+        if reads_housed(graph, id) {
+            let rest = operands(op).skip(op.inputs.len());
+            inputs.extend(rest.map(|(name, _)| (name.to_string(), None)));
+        }
+        let mut params = BindParams {
             params: attributes(graph, id),
             inputs: inputs.iter().map(|(name, _)| name.clone()).collect(),
             outputs: (0..op.outputs.len()).map(output).collect(),
             ..BindParams::default()
         };
+        if region.is_some() {
+            params.inputs.push(length_name().into());
+            params.outputs.clear();
+            params.states = vec![operand_name(op.kind, 1)];
+        }
         let (kind, form) = (op.kind.name(), operation_form(op.kind.name()));
         let index = self.station.note().index;
         let bound = bind_form(
@@ -216,9 +254,16 @@ impl<'a> Workshop<'a> {
         .map_err(|e| (e.code().to_string(), e.to_string()))?
         .map_err(|e| (e.code.clone(), e.message))?;
         let packed_bytes = bound.facts().packed_bytes;
+        let given = inputs.iter().map(|(name, v)| (name.as_str(), v.is_some()));
         let away = Arc::new(Working {
             form: bound,
             station: Arc::clone(&self.station),
+            length: length_port(given),
+            appends: region.is_some(),
+            records: {
+                let recorded = &self.plugin.description().recorded_operations;
+                recorded.iter().any(|declared| declared == kind)
+            },
         });
         let shapes: Vec<_> = op
             .inputs
@@ -229,7 +274,10 @@ impl<'a> Workshop<'a> {
         let shapes: Vec<_> = shapes.iter().map(|v| &v.dims).collect();
         let class = format!("{kind} {:?} {shapes:?}", params.params);
         if !weights.is_empty() || !self.proven.contains(&class) {
-            self.trial(id, &away, &inputs, &weights)?;
+            match region {
+                Some(_) => self.trial_append(first, &away)?,
+                None => self.trial(id, &away, &inputs, &weights)?,
+            }
             self.proven.insert(class);
         }
         let value = op.outputs.first().map(|v| graph.value(*v).name.clone());
@@ -266,6 +314,49 @@ impl<'a> Workshop<'a> {
             device: self.station.note().clone(),
             packed_bytes,
         })
+    }
+
+    /// An append behind a region of made values, at the workload's shapes: it must be there bit for bit, and nothing
+    /// before it changed.
+    fn trial_append(&self, x: ValueId, away: &Working) -> Result<(), (String, String)> {
+        let host = |e: GraphError| ("operation_host".to_string(), e.to_string());
+        let candle = |e: candle_core::Error| host(e.into_graph(OpKind::KvAppend));
+        let dims = self.sizes.dims(self.session.graph(), x);
+        let &[b, h, n, d] = dims.as_slice() else {
+            let reason = format!("it appends values of dims {dims:?}");
+            return Err(("operation_operands".into(), reason));
+        };
+        let (before, behind) = (3, 2);
+        let room = [b, h, before + n + behind, d];
+        let held = made(&room, 1, None).map_err(candle)?;
+        let new = made(&dims, 2, None).map_err(candle)?;
+        let mut rooms = Rooms::at(&self.station);
+        rooms.admit(0, room, Some(&held)).map_err(host)?;
+        rooms.announce(before + n).map_err(host)?;
+        let region = rooms.region(0, before + n);
+        let region = region.ok_or_else(|| {
+            let reason = "the region is not there".to_string();
+            (DIFFERS.to_string(), reason)
+        })?;
+        let appended = away.append(&Held::Host(new.clone()), &region);
+        appended.map_err(|failure| (failure.code, failure.message))?;
+        let got = region.fetch().map_err(host)?;
+        let kept = held.narrow(2, 0, before).map_err(candle)?;
+        let want = Tensor::cat(&[&kept, &new], 2).map_err(candle)?;
+        let flat = |t: &Tensor| t.flatten_all().and_then(|t| t.to_vec1::<f32>());
+        let (got, want) = (flat(&got).map_err(candle)?, flat(&want).map_err(candle)?);
+        let same = got
+            .iter()
+            .zip(&want)
+            .all(|(a, b)| a.to_bits() == b.to_bits());
+        if !same || got.len() != want.len() {
+            let reason = format!(
+                "`{}` {dims:?} behind {before} positions: the region holds other values than were appended",
+                OpKind::KvAppend
+            );
+            return Err((DIFFERS.into(), reason));
+        }
+        Ok(())
     }
 
     /// The operation once beside the host's kernel, at the workload's shapes.
@@ -401,6 +492,12 @@ fn attributes(graph: &Graph, id: OpId) -> BTreeMap<String, Json> {
 struct Working {
     form: BoundForm,
     station: Arc<Station>,
+    /// The operand at which it takes the valid length of regions that lie there.
+    length: Option<usize>,
+    /// It appends to regions.
+    appends: bool,
+    /// Its calls may be recorded.
+    records: bool,
 }
 
 impl Elsewhere for Working {
@@ -413,7 +510,36 @@ impl Elsewhere for Working {
     }
 
     fn call(&self, inputs: &[Option<Held>], outputs: &[Vec<usize>]) -> AwayCall {
-        self.station.serve(&self.form, inputs, outputs)
+        self.station.serve(&self.form, self.length, inputs, outputs)
+    }
+
+    fn houses_regions(&self) -> bool {
+        self.appends
+    }
+
+    fn quarters(&self) -> Option<Box<dyn Quarters>> {
+        self.appends
+            .then(|| Box::new(Rooms::at(&self.station)) as Box<dyn Quarters>)
+    }
+
+    fn reads_housed(&self) -> bool {
+        self.length.is_some()
+    }
+
+    fn records(&self) -> bool {
+        self.records
+    }
+
+    fn recorder(&self) -> Box<dyn Recorder> {
+        Tape::at(&self.station)
+    }
+
+    fn append(
+        &self,
+        x: &Held,
+        region: &Arc<dyn Away>,
+    ) -> Result<Option<Arc<dyn Away>>, CallFailure> {
+        self.station.append(&self.form, x, region)
     }
 
     fn is_operation(&self) -> bool {

@@ -5,7 +5,8 @@
 //! number of tokens first comes and kept, since conversations and drafts of one loop have few different ones.
 //!
 //! A pass is used only where nothing of it goes through candle: what is left are the seats' forms and the very functions
-//! the session runs, so its scores are those of the eager pass to the bit. Everything else stays eager.
+//! the session runs, so its scores are those of the eager pass to the bit. Everything else stays eager, and so do seats on
+//! a device.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +38,9 @@ struct Pass {
 impl Passes {
     /// Whether a prompt of so many tokens may be one.
     pub fn serve(plan: &Plan, tokens: usize) -> bool {
-        (2..=MOST_TOKENS).contains(&tokens) && !plan.installs().is_empty()
+        let installs = plan.installs();
+        let here = installs.iter().all(|i| i.runner.place().is_none());
+        (2..=MOST_TOKENS).contains(&tokens) && !installs.is_empty() && here
     }
 
     /// The scores `[1, V]` after the last token, or `None` where the pass has no captured form.

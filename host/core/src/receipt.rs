@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
+use structures_graph::captured::PlaceNote;
 
 use crate::adopt::Adopted;
 use crate::compose::BlockNote;
@@ -249,6 +250,9 @@ pub struct UnitNote {
     /// Copies between host and devices in one timed iteration; empty when all of it ran on the CPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyNote>,
+    /// How its captured step ran where its seats are; absent where it was judged eagerly, or nothing of it is on a device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_step: Option<PlaceNote>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature

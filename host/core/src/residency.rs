@@ -5,6 +5,9 @@
 //! side reads is an edge of its bytes, once a direction. Among all smallest cuts the one with the fewest operations at
 //! the place is taken, so each of them saves something, alone or with those it stands beside.
 //!
+//! An append to a region of the state is an operation like any other, and the region, as long as the state is, what it
+//! makes; but it is at the place only together with everybody who reads the region, who must be able to read it there.
+//!
 //! Owns that choice, from the graph alone. Not here: which operations a backend declares, how one is bound
 //! (`operations`), and whether it stays (the union's judgement).
 
@@ -12,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use structures_graph::place::Place;
 use structures_graph::session::Install;
-use structures_graph::{Graph, OpId, OpKind, ValueId};
+use structures_graph::{Graph, OpId, OpKind, Origin, ValueId};
 
 /// Operations that nobody has installed and that pay at this place, in the graph's order.
 pub fn pays(
@@ -20,8 +23,10 @@ pub fn pays(
     installs: &[Install],
     place: &Place,
     executes: impl Fn(OpId) -> bool,
+    reads_housed: impl Fn(OpId) -> bool,
     bytes: impl Fn(ValueId) -> u64,
 ) -> Vec<OpId> {
+    let all_readers = graph.readers();
     let mut owner: BTreeMap<OpId, usize> = BTreeMap::new();
     for (i, install) in installs.iter().enumerate() {
         owner.extend(install.ops.iter().map(|op| (*op, i)));
@@ -64,10 +69,25 @@ pub fn pays(
             continue;
         }
         let operands = graph.op(op).inputs.iter().flatten();
-        let values = operands.filter(|v| graph.param(**v).is_none());
+        let lies = |v: &ValueId| !matches!(graph.value(*v).origin, Origin::State(_));
+        let values = operands.filter(|v| graph.param(**v).is_none() && lies(v));
         values.for_each(|v| reads(*v, node(&op)));
     }
     graph.outputs.iter().for_each(|(_, v)| reads(*v, HOME));
+    for op in graph
+        .op_ids()
+        .filter(|op| graph.op(*op).kind == OpKind::KvAppend)
+    {
+        let readers = graph.op(op).outputs.iter().flat_map(|v| &all_readers[v.0]);
+        for (reader, _) in readers {
+            let can = match owner.get(reader) {
+                Some(i) => there(i) && installs[*i].runner.reads_housed(),
+                None => executes(*reader) && reads_housed(*reader),
+            };
+            let reader = if can { node(reader) } else { HOME };
+            cut.edge(node(&op), reader, NEVER);
+        }
+    }
     for (v, readers) in readers {
         let maker = graph.producer(v).map_or(HOME, |(op, _)| node(&op));
         if readers.iter().all(|r| *r == maker) {
@@ -171,11 +191,11 @@ mod tests {
     use candle_core::Tensor;
     use structures_graph::graph::GraphBuilder;
     use structures_graph::session::{SpanOutcome, SpanRunner};
-    use structures_graph::{Dim, GraphError};
+    use structures_graph::{Dim, GraphError, StateRegion};
 
     use super::*;
 
-    struct At(Place);
+    struct At(Place, bool);
 
     impl SpanRunner for At {
         fn run(&self, _: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
@@ -185,6 +205,10 @@ mod tests {
         fn place(&self) -> Option<&Place> {
             Some(&self.0)
         }
+
+        fn reads_housed(&self) -> bool {
+            self.1
+        }
     }
 
     /// A graph of one-operand and two-operand operations over values of given sizes.
@@ -192,6 +216,8 @@ mod tests {
         b: GraphBuilder,
         sizes: Vec<(ValueId, u64)>,
         seats: Vec<ValueId>,
+        /// Whether seats read regions where they lie.
+        housed: bool,
     }
 
     impl Made {
@@ -200,6 +226,7 @@ mod tests {
                 b: GraphBuilder::new("test"),
                 sizes: Vec::new(),
                 seats: Vec::new(),
+                housed: false,
             }
         }
 
@@ -232,13 +259,14 @@ mod tests {
                     ops: vec![op],
                     inputs: graph.op(op).inputs.clone(),
                     outputs: vec![*v],
-                    runner: Arc::new(At(place.clone())),
+                    runner: Arc::new(At(place.clone(), self.housed)),
                 }
             };
             let installs: Vec<Install> = self.seats.iter().map(install).collect();
             let size = |v: ValueId| self.sizes.iter().find(|(of, _)| *of == v).unwrap().1;
             let executes = |op: OpId| kinds.contains(&graph.op(op).kind);
-            let found = pays(&graph, &installs, &place, executes, size);
+            let attends = |op: OpId| graph.op(op).kind == OpKind::Attention;
+            let found = pays(&graph, &installs, &place, executes, attends, size);
             let name = |op: OpId| graph.value(graph.op(op).outputs[0]).name.clone();
             found.into_iter().map(name).collect()
         }
@@ -321,6 +349,45 @@ mod tests {
         // The host reads `a` and the sum anyhow: what is saved is bringing the sum back.
         let found = g.pays(&[Scale]);
         assert!(found.is_empty(), "{found:?}");
+    }
+
+    /// A seat makes what is appended, a seat and the host read the region; who of them is there.
+    fn appended(housed: bool, host_reads: bool, kinds: &[OpKind]) -> Vec<String> {
+        let mut g = Made::new();
+        g.housed = housed;
+        let x = g.input("x", 8);
+        let region = g.b.state(StateRegion::growing("k", 1, 4));
+        let made = g.seat("made", &[x], 8);
+        let all = g.op(OpKind::KvAppend, "all", &[made, region], 80);
+        let read = g.seat("read", &[all], 8);
+        g.b.output("y", read);
+        if host_reads {
+            let host = g.op(Scale, "host", &[all], 8);
+            g.b.output("z", host);
+        }
+        g.pays(kinds)
+    }
+
+    #[test]
+    fn a_region_is_where_all_its_readers_are_and_can_read_it_or_at_home() {
+        assert_eq!(appended(true, false, &[OpKind::KvAppend]), ["all"]);
+        // The seat could have the region given to it, but not where it lies.
+        assert!(appended(false, false, &[OpKind::KvAppend]).is_empty());
+        assert!(appended(true, true, &[OpKind::KvAppend]).is_empty());
+        assert!(appended(true, true, &[OpKind::KvAppend, Scale]).is_empty());
+        // An operation there that reads one is as good as a seat.
+        let mut g = Made::new();
+        let x = g.input("x", 8);
+        let region = g.b.state(StateRegion::growing("k", 1, 4));
+        let made = g.seat("made", &[x], 8);
+        let all = g.op(OpKind::KvAppend, "all", &[made, region], 80);
+        let read = g.op(OpKind::Attention, "read", &[all], 8);
+        let last = g.seat("last", &[read], 8);
+        g.b.output("y", last);
+        assert_eq!(
+            g.pays(&[OpKind::KvAppend, OpKind::Attention]),
+            ["all", "read"]
+        );
     }
 
     #[test]

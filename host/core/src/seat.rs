@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::ThreadId;
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
-use structures_graph::place::{Away, AwayOutcome, Held, Place};
+use structures_graph::place::{Away, AwayOutcome, Held, Place, Quarters, Recorder, Unserved};
 use structures_graph::session::{Frozen, SpanOutcome, SpanRunner, ViewMut};
 use structures_graph::{Dim, GraphError};
 use structures_loader::Copies;
@@ -68,8 +68,48 @@ pub trait Elsewhere: Send + Sync {
     /// Fills outputs of these dims there; with the inputs that had to be brought there, by position.
     fn call(&self, inputs: &[Option<Held>], outputs: &[Vec<usize>]) -> AwayCall;
 
+    /// Whether this is what appends to regions there.
+    fn houses_regions(&self) -> bool {
+        false
+    }
+
+    /// Memory there for the regions of a state, where this is what appends to them.
+    fn quarters(&self) -> Option<Box<dyn Quarters>> {
+        None
+    }
+
+    /// Whether it reads a region that has its home there.
+    fn reads_housed(&self) -> bool {
+        false
+    }
+
+    /// Appends to a region that has its home there; with what of the input had to be brought.
+    ///
+    /// # Errors
+    /// As [`Elsewhere::call`].
+    fn append(
+        &self,
+        x: &Held,
+        region: &Arc<dyn Away>,
+    ) -> Result<Option<Arc<dyn Away>>, CallFailure> {
+        let _ = (x, region);
+        Err(CallFailure {
+            code: "rt_device".into(),
+            message: "it appends to no region".into(),
+            declined: true,
+        })
+    }
+
+    /// Whether its calls may be recorded there.
+    fn records(&self) -> bool {
+        false
+    }
+
+    /// What a captured step keeps there.
+    fn recorder(&self) -> Box<dyn Recorder>;
+
     /// Whether it is one of the host's own operations: its first operand has whatever width and type the graph says,
-    /// and in a captured step the host runs it, whose values are in host memory there.
+    /// and in a captured step whose values are in host memory the host runs it.
     fn is_operation(&self) -> bool {
         false
     }
@@ -453,7 +493,11 @@ impl Seat {
             }
         }
         let dims = sizes(&self.key, &symbols, &self.output_dims)?;
-        match away.call(inputs, &dims) {
+        self.served_at(away, away.call(inputs, &dims))
+    }
+
+    fn served_at(&self, away: &dyn Elsewhere, called: AwayCall) -> Result<AwayOutcome, GraphError> {
+        match called {
             Ok((outputs, brought)) => {
                 self.ledger.served();
                 Ok(AwayOutcome::Done { outputs, brought })
@@ -617,6 +661,39 @@ impl SpanRunner for Seat {
         }
     }
 
+    fn houses_regions(&self) -> bool {
+        let away = self.away.as_ref().filter(|_| !self.ledger.is_detached());
+        away.is_some_and(|away| away.houses_regions())
+    }
+
+    fn quarters(&self) -> Option<Box<dyn Quarters>> {
+        let away = self.away.as_ref().filter(|_| !self.ledger.is_detached());
+        away.and_then(|away| away.quarters())
+    }
+
+    fn reads_housed(&self) -> bool {
+        self.away.as_ref().is_some_and(|away| away.reads_housed())
+    }
+
+    fn append_at(&self, x: &Held, region: &Arc<dyn Away>) -> Result<AwayOutcome, GraphError> {
+        let Some(away) = self.away.as_ref().filter(|_| !self.ledger.is_detached()) else {
+            self.handed_over()?;
+            return Ok(AwayOutcome::Host);
+        };
+        if let Err((code, reason)) = self.admit_held(&[Some(x.clone())]) {
+            self.miss(code, &reason)?;
+            return Ok(AwayOutcome::Host);
+        }
+        let appended = away.append(x, region);
+        let brought =
+            |made: Option<Arc<dyn Away>>| made.map(|away| (0, away)).into_iter().collect();
+        self.served_at(&**away, appended.map(|made| (Vec::new(), brought(made))))
+    }
+
+    fn not_housed(&self, why: &GraphError) -> Result<(), GraphError> {
+        self.miss("rt_region", &why.to_string()).map(|_| ())
+    }
+
     fn place_lost(&self, reason: &str) -> Result<(), GraphError> {
         if self.ledger.is_detached() {
             return Ok(());
@@ -643,6 +720,80 @@ impl SpanRunner for Seat {
         }
     }
 
+    fn stays(&self, inputs: &[Option<&[usize]>]) -> Result<bool, GraphError> {
+        if self.ledger.is_detached() || self.away.is_none() {
+            return Ok(false);
+        }
+        let first = inputs.iter().flatten().next().copied();
+        let rows = match self.is_operation() {
+            true => self.admit_rows(first, self.admission.width),
+            false => self.admit_sizes(first),
+        };
+        match rows {
+            Ok(rows) => Ok(!self.out_of_band(rows)),
+            Err((code, reason)) => Err(self.guard(format!("{code}: {reason}"))),
+        }
+    }
+
+    fn records(&self) -> bool {
+        self.away.as_ref().is_some_and(|away| away.records())
+    }
+
+    fn recorder(&self) -> Option<Box<dyn Recorder>> {
+        self.away.as_ref().map(|away| away.recorder())
+    }
+
+    fn replay_at(
+        &self,
+        inputs: &[Option<Held>],
+        region: Option<&Arc<dyn Away>>,
+    ) -> Result<Vec<Held>, Unserved> {
+        let unserved = |code: &str, message: String, declined| Unserved {
+            code: code.into(),
+            message,
+            declined,
+        };
+        let Some(away) = self.away.as_ref().filter(|_| !self.ledger.is_detached()) else {
+            let text = "the seat gave itself up after the step was captured";
+            return Err(unserved("rt_detached", text.into(), true));
+        };
+        if let Err((code, reason)) = self.admit_thread() {
+            return Err(unserved(code, reason, true));
+        }
+        let made = match (region, inputs.first()) {
+            (Some(region), Some(Some(x))) => away.append(x, region).map(|_| Vec::new()),
+            (Some(_), _) => return Err(unserved("rt_width", "nothing is appended".into(), true)),
+            (None, _) => {
+                let mut symbols = HashMap::new();
+                for (dims, held) in self.input_dims.iter().zip(inputs) {
+                    if let (Some(dims), Some(held)) = (dims, held) {
+                        learn_dims(&mut symbols, dims, held.dims());
+                    }
+                }
+                let dims = sizes(&self.key, &symbols, &self.output_dims);
+                let dims = dims.map_err(|e| unserved("argument", e.to_string(), false))?;
+                away.call(inputs, &dims).map(|(outputs, _)| outputs)
+            }
+        };
+        made.map_err(|failure| Unserved {
+            code: failure.code,
+            message: failure.message,
+            declined: failure.declined,
+        })
+    }
+
+    fn unserved(&self, why: Unserved) -> Result<(), GraphError> {
+        if self.ledger.is_detached() {
+            return Ok(());
+        }
+        let failure = CallFailure {
+            code: why.code,
+            message: why.message,
+            declined: why.declined,
+        };
+        self.fail(failure).map(|_| ())
+    }
+
     fn reads_regions(&self) -> bool {
         self.admission.strided
     }
@@ -665,7 +816,7 @@ impl SpanRunner for Seat {
 
     fn replayed(&self, planned: Frozen) {
         match planned {
-            Frozen::Served { .. } => self.ledger.served(),
+            Frozen::Served { .. } | Frozen::There => self.ledger.served(),
             Frozen::Host if !self.ledger.is_detached() => self.ledger.dispatched(),
             _ => {}
         }
@@ -765,6 +916,10 @@ mod tests {
 
         fn is_operation(&self) -> bool {
             self.1
+        }
+
+        fn recorder(&self) -> Box<dyn Recorder> {
+            panic!("nothing is captured here")
         }
     }
 

@@ -75,6 +75,19 @@ pub enum GraphError {
         /// Why.
         reason: String,
     },
+    /// A place was lost with a region that had its home there: what the state held is gone.
+    #[error(
+        "the state is lost: its region `{region}` lay at `{place}`, which is gone ({reason}); reset it and run its tokens \
+         again"
+    )]
+    StateLost {
+        /// The first region.
+        region: String,
+        /// Where.
+        place: String,
+        /// Why.
+        reason: String,
+    },
     /// A step cannot be captured in this form; the session runs it.
     #[error("`{at}` cannot be captured: {reason}")]
     Capture {

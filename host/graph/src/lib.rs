@@ -38,7 +38,7 @@ pub use graph::{
 pub use kernels::{eval, eval_rounded, ActKind};
 pub use kinds::word as activation_word;
 pub use ops::{AttrValue, Attrs, OpKind};
-pub use place::{Away, AwayOutcome, Held, Place};
+pub use place::{Away, AwayOutcome, Held, Place, Quarters, Recorded, Recorder, Unserved};
 pub use session::{
     Frozen, Install, Observer, Originals, ParamSource, Plan, Rows, Session, SpanOutcome,
     SpanRunner, State, Stored,

@@ -465,6 +465,7 @@ mod tests {
                 state: &state,
                 windows: &[],
                 greedy: None::<Greedy>,
+                last_row: None,
             };
             let mut step = s.capture(&s.host_plan(), &capture).unwrap();
             step.replay(&mut state, &crate::Alone).unwrap();

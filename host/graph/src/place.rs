@@ -3,6 +3,9 @@
 //! A runner may sit at a *place*, a memory the host cannot read. What it makes stays there until somebody at another
 //! place, the host's operations or the caller reads it, and is copied once for all of them; a change of dims alone
 //! copies nothing. The session decides when a copy is made; who owns a place makes it and counts it.
+//!
+//! A growing region of a state may have its home at a place ([`Quarters`]) when everybody who appends to it and reads it
+//! sits there. Which regions those are a plan decides; moving one is the state's business.
 
 use std::any::Any;
 use std::fmt;
@@ -115,6 +118,109 @@ impl Held {
         if let Held::Host(t) | Held::Both(t, _) = self {
             *self = Held::Both(t.clone(), away);
         }
+    }
+}
+
+/// Memory at a place for the growing regions of one state, each whole: `[B, heads, room, D]`, f32. What lies behind its
+/// valid positions is undefined. All of them have one valid length, which lies there as a number of its own, so that
+/// neither a reader nor who appends is told anything else from one step to the next.
+pub trait Quarters: Send + Sync + fmt::Debug {
+    /// Where.
+    fn place(&self) -> &Place;
+
+    /// Memory for a region, with a copy of what it holds, of these very dims; without content none of it is valid.
+    ///
+    /// # Errors
+    /// [`GraphError::PlaceLost`]; anything else keeps the region where it is.
+    fn admit(
+        &mut self,
+        region: usize,
+        dims: [usize; 4],
+        content: Option<&Tensor>,
+    ) -> Result<(), GraphError>;
+
+    /// Positions the region has memory for there, if it has any.
+    fn room(&self, region: usize) -> Option<usize>;
+
+    /// How many positions are valid once the run that is going on has appended: the number that lies there.
+    ///
+    /// # Errors
+    /// [`GraphError::PlaceLost`].
+    fn announce(&mut self, valid: usize) -> Result<(), GraphError>;
+
+    /// The region with so many valid positions `[B, heads, valid, D]`, as runners there read it and append to it. A copy
+    /// of it in host memory is of the valid positions.
+    fn region(&self, region: usize, valid: usize) -> Option<Arc<dyn Away>>;
+
+    /// Frees the region's memory.
+    fn dismiss(&mut self, region: usize);
+
+    /// Another number whenever memory of a region is another, in no two quarters the same.
+    fn stamp(&self) -> u64;
+}
+
+/// Fixed memory at a place for what a captured step is told and what it says there, and a way to do its calls as one.
+pub trait Recorder: Send + Sync {
+    /// Memory for a value: f32, or whole numbers.
+    ///
+    /// # Errors
+    /// [`GraphError::PlaceLost`]; what keeps it from being there.
+    fn fixed(&mut self, dims: &[usize], whole: bool) -> Result<Arc<dyn Away>, GraphError>;
+
+    /// Puts elements there; allocates nothing.
+    ///
+    /// # Errors
+    /// [`GraphError::PlaceLost`].
+    fn write(&self, to: &Arc<dyn Away>, data: &[f32]) -> Result<(), GraphError>;
+
+    /// The same of whole numbers.
+    ///
+    /// # Errors
+    /// [`GraphError::PlaceLost`].
+    fn write_whole(&self, to: &Arc<dyn Away>, data: &[i64]) -> Result<(), GraphError>;
+
+    /// Takes elements from there; allocates nothing.
+    ///
+    /// # Errors
+    /// [`GraphError::PlaceLost`].
+    fn read(&self, from: &Arc<dyn Away>, to: &mut [f32]) -> Result<(), GraphError>;
+
+    /// Records what `calls` enqueue there, which is not done now.
+    ///
+    /// # Errors
+    /// Why not: the calls' own refusal, or the place's.
+    fn record(
+        &self,
+        calls: &mut dyn FnMut() -> Result<(), Unserved>,
+    ) -> Result<Box<dyn Recorded>, Unserved>;
+}
+
+/// Recorded calls.
+pub trait Recorded: Send + Sync {
+    /// Does them again, on what lies now where they were recorded with; allocates nothing.
+    ///
+    /// # Errors
+    /// Why not.
+    fn launch(&self) -> Result<(), Unserved>;
+}
+
+/// Why a call of a captured step at a place was not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unserved {
+    /// Stable code; [`LOST`] when the place is gone.
+    pub code: String,
+    /// For people.
+    pub message: String,
+    /// Who declined it is still sound.
+    pub declined: bool,
+}
+
+/// Code of a place that is gone.
+pub const LOST: &str = "device_lost";
+
+impl Unserved {
+    pub(crate) fn is_loss(&self) -> bool {
+        self.code == LOST
     }
 }
 

@@ -3,6 +3,10 @@
 //! A span is one step, placed where all it reads exists and before everything that reads what it makes; the other
 //! operations keep the host's order as far as that allows. The original operations of a span stay in the step, in
 //! their order, as its fallback. Everything a plan relies on is checked here, so that a run only follows it.
+//!
+//! The home of a growing region is decided here too: it is the place of an install that does nothing but append to it,
+//! when everybody who reads the region sits at that place and says that it reads one there. Otherwise that install is
+//! left out, and the region is the host's.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -10,6 +14,7 @@ use std::sync::Arc;
 
 use crate::graph::{Graph, OpId, Origin, ValueId};
 use crate::ops::OpKind;
+use crate::place::Place;
 use crate::session::Install;
 use crate::GraphError;
 
@@ -42,14 +47,41 @@ impl Plan {
         &self.installs
     }
 
+    /// Tells everybody who sits at a place that it is gone.
+    ///
+    /// # Errors
+    /// Where one of them says that the run ends.
+    pub(crate) fn place_lost(&self, place: &str, reason: &str) -> Result<(), GraphError> {
+        for install in &self.installs {
+            let there = install.runner.place();
+            if there.is_some_and(|p| p.name() == place) {
+                install.runner.place_lost(reason)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Growing regions whose home is a place under this plan, by index, with the place.
+    pub fn housed(&self) -> impl Iterator<Item = (usize, &Place)> {
+        let installs = self.installs.iter();
+        installs.filter_map(|i| Some((appends(&self.graph, i)?, i.runner.place()?)))
+    }
+
     /// Whether the host runs everything.
     pub fn is_host(&self) -> bool {
         self.installs.is_empty()
     }
 
     pub(crate) fn new(graph: Arc<Graph>, installs: Vec<Install>) -> Result<Plan, GraphError> {
-        let owners = owners(&graph, &installs)?;
         let readers = graph.readers();
+        let owned = owners(&graph, &installs)?;
+        let stays =
+            |i: &Install| appends(&graph, i).is_none() || housed(&installs, i, &owned, &readers);
+        let stays: Vec<bool> = installs.iter().map(stays).collect();
+        let mut stays = stays.into_iter();
+        let mut installs = installs;
+        installs.retain(|_| stays.next().unwrap_or(true));
+        let owners = owners(&graph, &installs)?;
         for (i, install) in installs.iter().enumerate() {
             check(&graph, install, i, &owners, &readers)?;
         }
@@ -61,6 +93,38 @@ impl Plan {
             installs,
         })
     }
+}
+
+/// The region an install appends to at its place, when that is all it does.
+pub(crate) fn appends(graph: &Graph, install: &Install) -> Option<usize> {
+    let [op] = install.ops.as_slice() else {
+        return None;
+    };
+    let op = graph
+        .ops
+        .get(op.0)
+        .filter(|op| op.kind == OpKind::KvAppend)?;
+    install.runner.place()?;
+    let region = op.inputs.get(1).copied().flatten()?;
+    match graph.value(region).origin {
+        Origin::State(i) => Some(i),
+        _ => None,
+    }
+}
+
+/// Whether everybody who reads what an install appends to reads it where it lies.
+fn housed(
+    installs: &[Install],
+    install: &Install,
+    owners: &[Option<usize>],
+    readers: &[Vec<(OpId, usize)>],
+) -> bool {
+    let there = |(op, _): &(OpId, usize)| {
+        let reader = owners[op.0].map(|i| &installs[i].runner);
+        reader.is_some_and(|r| r.place() == install.runner.place() && r.reads_housed())
+    };
+    let mut values = install.outputs.iter();
+    values.all(|v| readers.get(v.0).is_some_and(|r| r.iter().all(there)))
 }
 
 fn refused<T>(name: &str, reason: String) -> Result<T, GraphError> {
@@ -173,7 +237,8 @@ fn check(
         .collect();
     for op in &install.ops {
         let o = graph.op(*op);
-        if matches!(o.kind, OpKind::KvAppend | OpKind::StateWrite) {
+        let writes = matches!(o.kind, OpKind::KvAppend | OpKind::StateWrite);
+        if writes && appends(graph, install).is_none() {
             return refused(
                 name,
                 format!(
@@ -183,7 +248,9 @@ fn check(
             );
         }
         for v in o.inputs.iter().flatten() {
-            let weight = matches!(graph.value(*v).origin, Origin::Param { .. });
+            // A region that is appended to is the state's, not a value that is given.
+            let region = writes && matches!(graph.value(*v).origin, Origin::State(_));
+            let weight = region || matches!(graph.value(*v).origin, Origin::Param { .. });
             if !weight && !made_inside(*v) && !given.contains(&graph.skip_views(*v)) {
                 return refused(
                     name,

@@ -21,7 +21,7 @@ use crate::graph::{Dim, Graph, Layout, OpId, Origin, ParamRef, ValueId};
 use crate::kernels::{look_up, reshaped, Kernel, ReshapeDim};
 use crate::ops::{AttrValue, OpKind};
 use crate::params::{stored, Params};
-use crate::place::{AwayOutcome, Held, Place};
+use crate::place::{Away, AwayOutcome, Held, Place, Quarters, Recorder, Unserved};
 use crate::plan::What;
 use crate::tail;
 use crate::GraphError;
@@ -94,6 +94,8 @@ pub enum Frozen {
     Host,
     /// The runner is asked at every replay and takes tensors.
     Tensors,
+    /// The runner serves every replay at its place, on values that lie there.
+    There,
 }
 
 /// Executes a span in place of the host's operations.
@@ -115,6 +117,40 @@ pub trait SpanRunner: Send + Sync {
         Ok(AwayOutcome::Host)
     }
 
+    /// Whether it appends to regions that have their home at its place. It is then asked with [`SpanRunner::append_at`].
+    fn houses_regions(&self) -> bool {
+        false
+    }
+
+    /// Memory at its place for the regions of a state that has none there yet.
+    fn quarters(&self) -> Option<Box<dyn Quarters>> {
+        None
+    }
+
+    /// Whether it reads a region that has its home at its place, and finds its valid length there.
+    fn reads_housed(&self) -> bool {
+        false
+    }
+
+    /// Appends `x [B, heads, T, D]` to a region that has its home at its place: to the last `T` of its valid positions.
+    /// `Done` has no outputs: the region is what is made.
+    ///
+    /// # Errors
+    /// [`GraphError::PlaceLost`] when the place is gone.
+    fn append_at(&self, x: &Held, region: &Arc<dyn Away>) -> Result<AwayOutcome, GraphError> {
+        let _ = (x, region);
+        Ok(AwayOutcome::Host)
+    }
+
+    /// The region it would have appended to could not be moved to its place: counts the call as not served.
+    ///
+    /// # Errors
+    /// When the caller chose to stop rather than to go on with the host.
+    fn not_housed(&self, why: &GraphError) -> Result<(), GraphError> {
+        let _ = why;
+        Ok(())
+    }
+
     /// The place is gone, and the run begins anew: it declines every call from now on.
     ///
     /// # Errors
@@ -128,6 +164,52 @@ pub trait SpanRunner: Send + Sync {
     /// its largest. An error is a contract that these sizes miss.
     fn freeze(&self, _inputs: &[Option<&[usize]>]) -> Result<Frozen, GraphError> {
         Ok(Frozen::Tensors)
+    }
+
+    /// Whether it serves these sizes at its place in a captured step, asked as [`SpanRunner::freeze`] is.
+    ///
+    /// # Errors
+    /// As there.
+    fn stays(&self, inputs: &[Option<&[usize]>]) -> Result<bool, GraphError> {
+        let _ = inputs;
+        Ok(false)
+    }
+
+    /// Whether its calls may be recorded at its place and done again.
+    fn records(&self) -> bool {
+        false
+    }
+
+    /// Memory and recording of its place, for a captured step.
+    fn recorder(&self) -> Option<Box<dyn Recorder>> {
+        None
+    }
+
+    /// One call of a captured step at its place, on values that all lie there: its outputs there. Or, with a region, an
+    /// append to it, without any output. Nothing is counted here.
+    ///
+    /// # Errors
+    /// Why it was not served.
+    fn replay_at(
+        &self,
+        inputs: &[Option<Held>],
+        region: Option<&Arc<dyn Away>>,
+    ) -> Result<Vec<Held>, Unserved> {
+        let _ = (inputs, region);
+        Err(Unserved {
+            code: "rt_device".into(),
+            message: "its runner sits at no place".into(),
+            declined: true,
+        })
+    }
+
+    /// A call of a captured step at its place was not served: counts it.
+    ///
+    /// # Errors
+    /// When the caller chose to stop rather than to go on with the host.
+    fn unserved(&self, why: Unserved) -> Result<(), GraphError> {
+        let _ = why;
+        Ok(())
     }
 
     /// Whether a region may come to [`SpanRunner::replay`] as it lies: its data are then longer than its dims
@@ -445,12 +527,8 @@ impl Session {
         loop {
             match self.run_once(plan, inputs, state, None, cut) {
                 Err(GraphError::PlaceLost { place, reason }) if !gone.contains(&place) => {
-                    for install in &plan.installs {
-                        let there = install.runner.place();
-                        if there.is_some_and(|p| p.name() == place) {
-                            install.runner.place_lost(&reason)?;
-                        }
-                    }
+                    plan.place_lost(&place, &reason)?;
+                    state.place_lost(&place, &reason)?;
                     gone.push(place);
                 }
                 done => return done,
@@ -474,6 +552,7 @@ impl Session {
                     .into(),
             });
         }
+        state.sound()?;
         let mut symbols = self.bind_inputs(inputs, state)?;
         let tokens = symbols.get(tail::ROWS).copied();
         let mut env: Env = vec![None; self.graph.values.len()];
@@ -493,7 +572,13 @@ impl Session {
                 What::Op(op) => self.run_op(*op, &mut env, state, &mut observer)?,
                 What::Span { install, ops } => {
                     let install = &plan.installs[*install];
-                    match self.run_span(install, &mut env, &symbols)? {
+                    let made = match (&self.exec[ops[0].0], ops.len()) {
+                        (Exec::Append(region), 1) => {
+                            self.append_span(install, *region, &mut env, state)?
+                        }
+                        _ => self.run_span(install, &mut env, &symbols)?,
+                    };
+                    match made {
                         Some(outputs) => {
                             for (v, held) in install.outputs.iter().zip(outputs) {
                                 self.put(&mut env, *v, held, &mut observer)?;
@@ -609,7 +694,10 @@ impl Session {
                 };
                 let result = match &self.exec[id.0] {
                     Exec::Write(_) => state.write(*region, x),
-                    _ => state.append(*region, x),
+                    _ => {
+                        state.come_home(*region)?;
+                        state.append(*region, x)
+                    }
                 };
                 vec![result.map_err(|f| f.at(op.kind, at()))?]
             }
@@ -699,6 +787,50 @@ impl Session {
             }
         }
         Ok(Some(outputs))
+    }
+
+    /// The region after a runner appended to it where it lies, or `None` when the host is to append.
+    fn append_span(
+        &self,
+        install: &Install,
+        region: usize,
+        env: &mut Env,
+        state: &mut State,
+    ) -> Result<Option<Vec<Held>>, GraphError> {
+        let Some(place) = install.runner.place() else {
+            return Ok(None);
+        };
+        let inputs = self.held(&install.inputs, env, place)?;
+        if !install.runner.houses_regions() {
+            // It gave itself up, and says whether that ends the run.
+            install.runner.run_at(&inputs)?;
+            return Ok(None);
+        }
+        let (Some(Some(x)), Some(Some(value))) = (inputs.first(), install.inputs.first()) else {
+            return Ok(None);
+        };
+        let Some(n) = x.dims().get(2).copied() else {
+            return Ok(None);
+        };
+        let there = match state.settle(region, n, place, || install.runner.quarters()) {
+            Ok(Some(there)) => there,
+            Ok(None) => return Ok(None),
+            Err(lost @ GraphError::PlaceLost { .. }) => return Err(lost),
+            Err(why) => {
+                install.runner.not_housed(&why)?;
+                return Ok(None);
+            }
+        };
+        let AwayOutcome::Done { brought, .. } = install.runner.append_at(x, &there)? else {
+            return Ok(None);
+        };
+        for (_, away) in brought {
+            if let Some(held) = env[value.0].as_mut() {
+                held.also(away);
+            }
+        }
+        state.appended(region, n);
+        Ok(Some(vec![Held::Away(there)]))
     }
 
     /// Values at this place or in host memory.
@@ -1357,6 +1489,374 @@ pub(crate) mod tests {
         let error = s.run(&plan(true), &inputs(0, 3), &mut state, Some(&mut seen));
         assert!(matches!(error, Err(GraphError::PlaceLost { .. })));
         assert!(seen.0.is_empty() && state.is_empty());
+    }
+
+    /// Memory at a place for regions: tensors nobody else may read.
+    #[derive(Debug)]
+    struct Rooms {
+        place: Place,
+        log: Arc<Mutex<Vec<String>>>,
+        rooms: BTreeMap<usize, Arc<Mutex<Tensor>>>,
+        valid: usize,
+    }
+
+    impl crate::place::Quarters for Rooms {
+        fn place(&self) -> &Place {
+            &self.place
+        }
+        fn admit(
+            &mut self,
+            region: usize,
+            dims: [usize; 4],
+            content: Option<&Tensor>,
+        ) -> Result<(), GraphError> {
+            let room = dims[2];
+            if room > 64 {
+                return Err(GraphError::Span {
+                    name: "rooms".into(),
+                    reason: "too large".into(),
+                });
+            }
+            let moved = if content.is_some() { "moved" } else { "opened" };
+            self.log.lock().unwrap().push(format!("{moved} {region}"));
+            let nan = || Tensor::full(f32::NAN, dims.as_slice(), &Device::Cpu).unwrap();
+            let made = content.map_or_else(nan, |t| {
+                assert_eq!(t.dims(), dims);
+                t.copy().unwrap()
+            });
+            self.rooms.insert(region, Arc::new(Mutex::new(made)));
+            Ok(())
+        }
+        fn room(&self, region: usize) -> Option<usize> {
+            let room = self.rooms.get(&region)?;
+            Some(room.lock().unwrap().dims()[2])
+        }
+        fn announce(&mut self, valid: usize) -> Result<(), GraphError> {
+            self.valid = valid;
+            Ok(())
+        }
+        fn region(&self, region: usize, valid: usize) -> Option<Arc<dyn Away>> {
+            let room = self.rooms.get(&region)?;
+            let mut dims = room.lock().unwrap().dims().to_vec();
+            dims[2] = valid;
+            Some(Arc::new(RegionThere {
+                place: self.place.clone(),
+                room: room.clone(),
+                dims,
+                log: self.log.clone(),
+            }))
+        }
+        fn dismiss(&mut self, region: usize) {
+            self.rooms.remove(&region);
+        }
+        fn stamp(&self) -> u64 {
+            0
+        }
+    }
+
+    #[derive(Debug)]
+    struct RegionThere {
+        place: Place,
+        room: Arc<Mutex<Tensor>>,
+        dims: Vec<usize>,
+        log: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Away for RegionThere {
+        fn place(&self) -> &Place {
+            &self.place
+        }
+        fn dims(&self) -> &[usize] {
+            &self.dims
+        }
+        fn view(&self, _: Vec<usize>) -> Arc<dyn Away> {
+            panic!("a region is read as it is")
+        }
+        fn fetch(&self) -> Result<Tensor, GraphError> {
+            self.log.lock().unwrap().push("fetched".into());
+            let whole = self.room.lock().unwrap();
+            Ok(whole.narrow(2, 0, self.dims[2]).unwrap())
+        }
+        fn as_any(&self) -> &dyn std::any::Any {
+            self
+        }
+    }
+
+    /// What appends, and what reads, at a place.
+    struct Housing {
+        place: Place,
+        log: Arc<Mutex<Vec<String>>>,
+        kernel: Option<Kernel>,
+        given_up: Mutex<bool>,
+        /// The call at which it gives itself up, or the place is gone.
+        fails: Option<(usize, bool)>,
+        calls: Mutex<usize>,
+    }
+
+    impl Housing {
+        fn failing(&self) -> Option<bool> {
+            let mut calls = self.calls.lock().unwrap();
+            *calls += 1;
+            self.fails
+                .filter(|(at, _)| at == &*calls)
+                .map(|(_, lost)| lost)
+        }
+        fn lost(&self) -> GraphError {
+            GraphError::PlaceLost {
+                place: self.place.name().into(),
+                reason: "unplugged".into(),
+            }
+        }
+    }
+
+    impl SpanRunner for Housing {
+        fn run(&self, _: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
+            panic!("it has a place");
+        }
+        fn place(&self) -> Option<&Place> {
+            Some(&self.place)
+        }
+        fn houses_regions(&self) -> bool {
+            self.kernel.is_none() && !*self.given_up.lock().unwrap()
+        }
+        fn quarters(&self) -> Option<Box<dyn crate::place::Quarters>> {
+            Some(Box::new(Rooms {
+                place: self.place.clone(),
+                log: self.log.clone(),
+                rooms: BTreeMap::new(),
+                valid: 0,
+            }))
+        }
+        fn reads_housed(&self) -> bool {
+            self.kernel.is_some()
+        }
+        fn append_at(&self, x: &Held, region: &Arc<dyn Away>) -> Result<AwayOutcome, GraphError> {
+            if let Some(lost) = self.failing() {
+                *self.given_up.lock().unwrap() = true;
+                return if lost {
+                    Err(self.lost())
+                } else {
+                    Ok(AwayOutcome::Host)
+                };
+            }
+            let region = region.as_any().downcast_ref::<RegionThere>().unwrap();
+            let x = x.host().unwrap().contiguous().unwrap();
+            let from = region.dims[2] - x.dims()[2];
+            region.room.lock().unwrap().slice_set(&x, 2, from).unwrap();
+            Ok(AwayOutcome::Done {
+                outputs: Vec::new(),
+                brought: Vec::new(),
+            })
+        }
+        fn run_at(&self, inputs: &[Option<Held>]) -> Result<AwayOutcome, GraphError> {
+            let Some(kernel) = &self.kernel else {
+                return Ok(AwayOutcome::Host);
+            };
+            if let Some(lost) = self.failing() {
+                return if lost {
+                    Err(self.lost())
+                } else {
+                    Ok(AwayOutcome::Host)
+                };
+            }
+            let read = |held: &Held| match held.at(&self.place) {
+                Some(away) => {
+                    let region = away.as_any().downcast_ref::<RegionThere>().unwrap();
+                    let whole = region.room.lock().unwrap();
+                    whole.narrow(2, 0, region.dims[2]).unwrap()
+                }
+                None => held.host().unwrap().clone(),
+            };
+            let inputs: Vec<_> = inputs.iter().map(|h| h.as_ref().map(read)).collect();
+            let made = kernel.run(&inputs, None).unwrap();
+            Ok(AwayOutcome::Done {
+                outputs: made.into_iter().map(Held::Host).collect(),
+                brought: Vec::new(),
+            })
+        }
+        fn place_lost(&self, _: &str) -> Result<(), GraphError> {
+            *self.given_up.lock().unwrap() = true;
+            Ok(())
+        }
+    }
+
+    /// Both appends and the attention at a place; what of them fails, and at which call.
+    fn housing(
+        s: &Session,
+        log: &Arc<Mutex<Vec<String>>>,
+        append: Option<(usize, bool)>,
+        attend: Option<(usize, bool)>,
+    ) -> Vec<Install> {
+        let g = s.graph();
+        let kinds = [OpKind::KvAppend, OpKind::Attention];
+        let ops = g.op_ids().filter(|op| kinds.contains(&g.op(*op).kind));
+        let install = |op: OpId| {
+            let kernel = match prepare(g, op).unwrap() {
+                Exec::Kernel(kernel) => Some(kernel),
+                _ => None,
+            };
+            let inputs = g.op(op).inputs.clone();
+            Install {
+                name: g.value(g.op(op).outputs[0]).name.clone(),
+                ops: vec![op],
+                inputs: if kernel.is_some() {
+                    inputs
+                } else {
+                    inputs[..1].to_vec()
+                },
+                outputs: g.op(op).outputs.clone(),
+                runner: Arc::new(Housing {
+                    place: Place::new("a"),
+                    log: log.clone(),
+                    fails: if kernel.is_some() { attend } else { append },
+                    kernel,
+                    given_up: Mutex::new(false),
+                    calls: Mutex::new(0),
+                }),
+            }
+        };
+        ops.map(install).collect()
+    }
+
+    /// Bits of a prompt of three and of steps after it.
+    fn steps(s: &Session, plan: &Plan, state: &mut State, n: i64) -> Vec<Vec<f32>> {
+        let run = |from: i64, n: i64, state: &mut State| {
+            flat(&s.run(plan, &inputs(from, n), state, None).unwrap()[0])
+        };
+        let mut made = vec![run(0, 3, state)];
+        made.extend((3..3 + n).map(|i| run(i, 1, state)));
+        made
+    }
+
+    #[test]
+    fn a_region_lives_where_its_users_are_and_comes_back_exactly() {
+        let s = session();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let taken = || std::mem::take(&mut *log.lock().unwrap());
+        let host = s.host_plan();
+        let plan = s.plan(housing(&s, &log, None, None)).unwrap();
+        assert_eq!(plan.housed().count(), 2);
+        let mut state = s.new_state(1, 0);
+        let want = steps(&s, &host, &mut s.new_state(1, 0), 20);
+        assert_eq!(steps(&s, &plan, &mut state, 20), want);
+        assert!(state.home(0).is_some() && state.home(1).is_some());
+        // 23 positions outgrew the 16 there were: once each, through the host.
+        assert_eq!(
+            taken(),
+            ["opened 0", "opened 1", "fetched", "moved 0", "fetched", "moved 1"]
+        );
+        // To go back moves nothing, and going on is bit for bit.
+        let next = |plan: &Plan, state: &mut State, at: i64| {
+            flat(&s.run(plan, &inputs(at, 1), state, None).unwrap()[0])
+        };
+        state.truncate(10).unwrap();
+        let again = next(&plan, &mut state, 10);
+        assert_eq!(again, want[8]);
+        assert!(taken().is_empty());
+        // A copy is the host's; the state itself stays, and both go on from there.
+        state.truncate(10).unwrap();
+        let mut copy = state.clone_deep().unwrap();
+        assert_eq!(taken(), ["fetched", "fetched"]);
+        assert!(copy.home(0).is_none() && state.home(0).is_some());
+        assert_eq!(next(&host, &mut copy, 10), want[8]);
+        // Detached: under the host's plan it is at home again.
+        assert_eq!(next(&host, &mut state, 10), want[8]);
+        assert!(state.home(0).is_none());
+        assert_eq!(taken(), ["fetched", "fetched"]);
+        assert_eq!(next(&plan, &mut state, 11), want[9]);
+        assert_eq!(taken(), ["moved 0", "moved 1"]);
+        state.reset();
+        assert_eq!(steps(&s, &plan, &mut state, 4), want[..5]);
+        assert!(taken().is_empty(), "memory stays");
+        let valid = state.valid(0).unwrap().unwrap();
+        let mut other = s.new_state(1, 0);
+        steps(&s, &host, &mut other, 4);
+        assert_eq!(flat(&valid), flat(&other.valid(0).unwrap().unwrap()));
+    }
+
+    #[test]
+    fn without_all_its_users_there_a_region_is_the_hosts() {
+        let s = session();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let all = housing(&s, &log, None, None);
+        // Without the attention nobody asks the appends at all.
+        let appends: Vec<Install> = all
+            .iter()
+            .filter(|i| i.inputs.len() == 1)
+            .cloned()
+            .collect();
+        assert_eq!((all.len(), appends.len()), (3, 2));
+        let plan = s.plan(appends).unwrap();
+        assert!(plan.is_host() && plan.housed().count() == 0);
+        let want = steps(&s, &s.host_plan(), &mut s.new_state(1, 0), 3);
+        assert_eq!(steps(&s, &plan, &mut s.new_state(1, 0), 3), want);
+        // One append alone has its region there, the other is at home and is read from there.
+        let one = vec![all[0].clone(), all[2].clone()];
+        let plan = s.plan(one).unwrap();
+        assert_eq!(plan.housed().map(|(i, _)| i).collect::<Vec<_>>(), [0]);
+        let mut state = s.new_state(1, 0);
+        assert_eq!(steps(&s, &plan, &mut state, 3), want);
+        assert!(state.home(0).is_some() && state.home(1).is_none());
+    }
+
+    #[test]
+    fn who_gives_itself_up_or_declines_brings_the_region_home_or_reads_it_there() {
+        let s = session();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let want = steps(&s, &s.host_plan(), &mut s.new_state(1, 0), 6);
+        // The third append of each.
+        let plan = s.plan(housing(&s, &log, Some((3, false)), None)).unwrap();
+        let mut state = s.new_state(1, 0);
+        assert_eq!(steps(&s, &plan, &mut state, 6), want);
+        assert!(state.home(0).is_none() && state.home(1).is_none());
+        // An attention that declines one call is the host's, which reads a copy; the region stays.
+        let plan = s.plan(housing(&s, &log, None, Some((3, false)))).unwrap();
+        log.lock().unwrap().clear();
+        let mut state = s.new_state(1, 0);
+        assert_eq!(steps(&s, &plan, &mut state, 6), want);
+        assert!(state.home(0).is_some() && state.home(1).is_some());
+        assert_eq!(
+            *log.lock().unwrap(),
+            ["opened 0", "opened 1", "fetched", "fetched"]
+        );
+    }
+
+    #[test]
+    fn what_has_no_room_there_stays_at_home() {
+        let s = session();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let plan = s.plan(housing(&s, &log, None, None)).unwrap();
+        let want = steps(&s, &s.host_plan(), &mut s.new_state(1, 80), 2);
+        let mut state = s.new_state(1, 80);
+        assert_eq!(steps(&s, &plan, &mut state, 2), want);
+        assert!(state.home(0).is_none() && log.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_lost_place_takes_the_state_with_it_and_says_so_until_it_is_reset() {
+        let s = session();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let want = steps(&s, &s.host_plan(), &mut s.new_state(1, 0), 3);
+        // Before anything was valid nothing is lost: the run begins anew.
+        let plan = s.plan(housing(&s, &log, None, Some((1, true)))).unwrap();
+        assert_eq!(steps(&s, &plan, &mut s.new_state(1, 0), 3), want);
+        let plan = s.plan(housing(&s, &log, None, Some((3, true)))).unwrap();
+        let mut state = s.new_state(1, 0);
+        s.run(&plan, &inputs(0, 3), &mut state, None).unwrap();
+        s.run(&plan, &inputs(3, 1), &mut state, None).unwrap();
+        for plan in [&plan, &s.host_plan(), &plan] {
+            let e = s.run(plan, &inputs(4, 1), &mut state, None).unwrap_err();
+            let GraphError::StateLost { region, place, .. } = &e else {
+                panic!("{e}")
+            };
+            assert_eq!((region.as_str(), place.as_str()), ("attn.k_cache", "a"));
+        }
+        assert!(state.valid(0).is_err() && state.clone_deep().is_err());
+        assert!(state.truncate(2).is_err());
+        state.reset();
+        // The runners gave themselves up: the host goes on.
+        assert_eq!(steps(&s, &plan, &mut state, 3), want);
+        assert!(state.home(0).is_none());
     }
 
     #[test]

@@ -5,13 +5,21 @@
 //! overwrites what it had written. Appending writes in place, so a view handed out earlier shares memory with what a
 //! later run writes past it; whoever wants to keep one copies it.
 //!
+//! The home of a growing region is host memory, or a place where everybody who appends to it and reads it sits
+//! ([`crate::place::Quarters`]). It moves when a plan asks for it there, and comes back, valid positions exactly, when
+//! anybody else appends to it, copies it or captures a step over it. To forget positions moves nothing. A place that is
+//! lost takes the regions with it: from then on the state is refused until it is reset.
+//!
 //! A fixed region is one tensor, replaced when a run is over. It cannot be cut back like a cache, so what it was after
 //! the last runs is kept (tensors are shared, not copied): one can go back to where a run ended, not between.
+
+use std::sync::Arc;
 
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor};
 
 use crate::graph::{RegionKind, StateRegion};
 use crate::kernels::{unfit, Outcome};
+use crate::place::{Away, Place, Quarters};
 use crate::GraphError;
 
 /// Positions a region gets at least.
@@ -28,6 +36,8 @@ pub struct State {
     len: usize,
     capacity: usize,
     regions: Vec<Region>,
+    /// Memory at places, one each.
+    quarters: Vec<Box<dyn Quarters>>,
 }
 
 #[derive(Debug)]
@@ -35,6 +45,10 @@ struct Region {
     spec: StateRegion,
     /// Allocated at the first append.
     data: Option<Tensor>,
+    /// Where its memory is instead.
+    away: Option<Place>,
+    /// The place it was lost with, and why.
+    lost: Option<(Place, String)>,
     /// One element of a reserved cache: through it candle lends the memory without sorting dims in a new list.
     door: Option<Tensor>,
     /// Positions appended in the run that is going on.
@@ -136,11 +150,14 @@ impl State {
                 .map(|spec| Region {
                     spec: spec.clone(),
                     data: None,
+                    away: None,
+                    lost: None,
                     door: None,
                     pending: 0,
                     next: None,
                 })
                 .collect(),
+            quarters: Vec::new(),
         }
     }
 
@@ -172,6 +189,7 @@ impl State {
             self.reset();
             return Ok(());
         }
+        self.sound()?;
         if len < self.len && self.regions.iter().any(|r| r.spec.is_fixed()) {
             let Some(kept) = self.kept.iter().rev().find(|k| k.len == len) else {
                 let ends: Vec<String> = self.kept.iter().map(|k| k.len.to_string()).collect();
@@ -197,20 +215,23 @@ impl State {
     pub fn reset(&mut self) {
         self.len = 0;
         self.kept.clear();
+        self.regions.iter_mut().for_each(|r| r.lost = None);
         for r in self.regions.iter_mut().filter(|r| r.spec.is_fixed()) {
             r.data = None;
         }
     }
 
-    /// A copy that shares no memory, so that two arms can go on from the same state.
+    /// A copy that shares no memory, so that two arms can go on from the same state. All of it is in host memory.
     pub fn clone_deep(&self) -> Result<State, GraphError> {
+        self.sound()?;
         let regions = self
             .regions
             .iter()
-            .map(|r| {
+            .enumerate()
+            .map(|(i, r)| {
                 let data = match &r.data {
                     Some(t) => Some(t.copy().map_err(|e| failed(&r.spec.name, e))?),
-                    None => None,
+                    None => self.brought(i)?,
                 };
                 let door = match (&data, &r.door) {
                     (Some(t), Some(_)) => Some(door(t).map_err(|e| failed(&r.spec.name, e))?),
@@ -219,6 +240,8 @@ impl State {
                 Ok(Region {
                     spec: r.spec.clone(),
                     data,
+                    away: None,
+                    lost: None,
                     door,
                     pending: 0,
                     next: None,
@@ -229,6 +252,7 @@ impl State {
         Ok(State {
             kept: self.kept.clone(),
             regions,
+            quarters: Vec::new(),
             ..*self
         })
     }
@@ -238,13 +262,17 @@ impl State {
         self.capacity
     }
 
-    /// Allocates every cache at once, so that none moves or grows while it holds no more than [`State::room`].
+    /// Allocates every cache at once, so that none moves or grows while it holds no more than [`State::room`]. What lies
+    /// at a place has its memory there.
     pub fn reserve(&mut self) -> Result<(), GraphError> {
         let (batch, capacity) = (self.batch, self.capacity);
         for r in &mut self.regions {
             let RegionKind::Growing { heads, width } = r.spec.kind else {
                 continue;
             };
+            if r.away.is_some() {
+                continue;
+            }
             let dims = (batch, heads, capacity, width);
             let grown = || -> candle_core::Result<Tensor> {
                 let old = match &r.data {
@@ -264,10 +292,208 @@ impl State {
         Ok(())
     }
 
-    /// Whether every cache has memory for exactly `room` positions.
-    pub(crate) fn holds(&self, room: usize) -> bool {
-        let mut growing = self.regions.iter().filter(|r| !r.spec.is_fixed());
-        growing.all(|r| r.door.is_some() && r.data.as_ref().is_some_and(|t| t.dims()[2] == room))
+    /// Refused when a region was lost with its place.
+    pub(crate) fn sound(&self) -> Result<(), GraphError> {
+        let lost = self
+            .regions
+            .iter()
+            .find_map(|r| Some((r, r.lost.as_ref()?)));
+        match lost {
+            None => Ok(()),
+            Some((r, (place, reason))) => Err(GraphError::StateLost {
+                region: r.spec.name.clone(),
+                place: place.name().into(),
+                reason: reason.clone(),
+            }),
+        }
+    }
+
+    /// Where a region has its home, when that is not host memory.
+    pub fn home(&self, region: usize) -> Option<&Place> {
+        self.regions.get(region)?.away.as_ref()
+    }
+
+    fn quarters_at(&mut self, place: &Place) -> Option<&mut Box<dyn Quarters>> {
+        self.quarters.iter_mut().find(|q| q.place() == place)
+    }
+
+    /// Tells a place how many positions are valid once a step has appended `n`, when all these regions have their home
+    /// there and room for them; what they lie in, as [`Quarters::stamp`]. Allocates nothing.
+    pub(crate) fn ready(
+        &mut self,
+        place: &Place,
+        mut regions: impl Iterator<Item = usize>,
+        n: usize,
+    ) -> Result<Option<u64>, GraphError> {
+        let need = self.len + n;
+        let Some(at) = self.quarters.iter().position(|q| q.place() == place) else {
+            return Ok(regions.next().is_none().then_some(0));
+        };
+        let fits = |region: usize| {
+            let room = self.quarters[at].room(region);
+            self.home(region) == Some(place) && room.is_some_and(|room| room >= need)
+        };
+        if !regions.all(fits) {
+            return Ok(None);
+        }
+        self.quarters[at].announce(need)?;
+        Ok(Some(self.quarters[at].stamp()))
+    }
+
+    /// What the regions at a place lie in.
+    pub(crate) fn stamp(&self, place: &Place) -> u64 {
+        let quarters = self.quarters.iter().find(|q| q.place() == place);
+        quarters.map_or(0, |q| q.stamp())
+    }
+
+    /// A region that lies at a place, with so many positions valid.
+    pub(crate) fn lodged(&self, region: usize, valid: usize) -> Option<Arc<dyn Away>> {
+        let place = self.home(region)?;
+        let quarters = self.quarters.iter().find(|q| q.place() == place)?;
+        quarters.region(region, valid)
+    }
+
+    /// Makes a place the home of a cache in which a run is about to append `n` positions; gives it as it will be then.
+    /// `open` makes the quarters when the state has none there; without any it stays where it is.
+    ///
+    /// # Errors
+    /// [`GraphError::PlaceLost`]; anything else left the region where it was.
+    pub(crate) fn settle(
+        &mut self,
+        region: usize,
+        n: usize,
+        place: &Place,
+        open: impl FnOnce() -> Option<Box<dyn Quarters>>,
+    ) -> Result<Option<Arc<dyn Away>>, GraphError> {
+        let (batch, need) = (self.batch, self.len + n);
+        let Some(r) = self.regions.get(region) else {
+            return Ok(None);
+        };
+        let RegionKind::Growing { heads, width } = r.spec.kind else {
+            return Ok(None);
+        };
+        if r.pending > 0 {
+            return Err(GraphError::Mismatch {
+                what: format!("region `{}`", r.spec.name),
+                expected: "one append a run".into(),
+                found: "another".into(),
+            });
+        }
+        let there = r.away.as_ref() == Some(place);
+        let held = match self.quarters.iter().find(|q| q.place() == place) {
+            Some(quarters) => quarters.room(region).filter(|_| there),
+            None => {
+                let Some(made) = open() else {
+                    return Ok(None);
+                };
+                self.quarters.push(made);
+                None
+            }
+        };
+        if held.is_none_or(|room| room < need) {
+            let room = match held {
+                Some(room) => need.max(2 * room),
+                None => need,
+            };
+            if self.regions[region].away.is_some() {
+                self.come_home(region)?;
+            }
+            let r = &self.regions[region];
+            let now = r.data.as_ref().map_or(0, |t| t.dims()[2]);
+            let dims = [batch, heads, room.max(self.capacity).max(now), width];
+            let content = match &r.data {
+                Some(t) if self.len > 0 => {
+                    let whole = whole(t, dims, self.len);
+                    Some(whole.map_err(|e| failed(&r.spec.name, e))?)
+                }
+                _ => None,
+            };
+            if let Some(quarters) = self.quarters_at(place) {
+                quarters.admit(region, dims, content.as_ref())?;
+            }
+            let r = &mut self.regions[region];
+            (r.data, r.door, r.away) = (None, None, Some(place.clone()));
+        }
+        if let Some(quarters) = self.quarters_at(place) {
+            quarters.announce(need)?;
+        }
+        Ok(self.lodged(region, need))
+    }
+
+    /// A run appended so many positions to a region where it lies.
+    pub(crate) fn appended(&mut self, region: usize, n: usize) {
+        if let Some(r) = self.regions.get_mut(region) {
+            r.pending = n;
+        }
+    }
+
+    /// A copy in host memory, with room behind the valid part, of a region that lies at a place.
+    fn brought(&self, region: usize) -> Result<Option<Tensor>, GraphError> {
+        let Some(there) = self.lodged(region, self.len) else {
+            return Ok(None);
+        };
+        let (r, &[b, h, _, d]) = (&self.regions[region], there.dims()) else {
+            return Ok(None);
+        };
+        let dims = [b, h, self.capacity.max(self.len), d];
+        let made = match self.len {
+            0 => Tensor::zeros(dims.as_slice(), DType::F32, &Device::Cpu),
+            len => whole(&there.fetch()?, dims, len),
+        };
+        made.map(Some).map_err(|e| failed(&r.spec.name, e))
+    }
+
+    /// Makes host memory the home of a region again.
+    pub(crate) fn come_home(&mut self, region: usize) -> Result<(), GraphError> {
+        let Some(place) = self.home(region).cloned() else {
+            return Ok(());
+        };
+        let data = self.brought(region)?;
+        if let Some(quarters) = self.quarters_at(&place) {
+            quarters.dismiss(region);
+        }
+        let r = &mut self.regions[region];
+        (r.data, r.door, r.away) = (data, None, None);
+        Ok(())
+    }
+
+    /// Makes host memory the home of every region but those that stay, with memory as [`State::reserve`] gives it where
+    /// any came back.
+    pub(crate) fn home_but(&mut self, stays: impl Fn(usize) -> bool) -> Result<(), GraphError> {
+        self.sound()?;
+        let mut came = false;
+        for region in 0..self.regions.len() {
+            if self.regions[region].away.is_some() && !stays(region) {
+                self.come_home(region)?;
+                came = true;
+            }
+        }
+        if came {
+            self.reserve()?;
+        }
+        Ok(())
+    }
+
+    /// A place is gone, and what lay there.
+    pub(crate) fn place_lost(&mut self, place: &str, reason: &str) -> Result<(), GraphError> {
+        self.quarters.retain(|q| q.place().name() != place);
+        for r in &mut self.regions {
+            if let Some(place) = r.away.take_if(|p| p.name() == place) {
+                r.pending = 0;
+                if self.len > 0 {
+                    r.lost = Some((place, reason.into()));
+                }
+            }
+        }
+        self.sound()
+    }
+
+    /// Whether every cache but those that live elsewhere has memory for exactly `room` positions.
+    pub(crate) fn holds(&self, room: usize, elsewhere: impl Fn(usize) -> bool) -> bool {
+        let all = self.regions.iter().enumerate();
+        let mut growing = all.filter(|(i, r)| !r.spec.is_fixed() && !elsewhere(*i));
+        growing
+            .all(|(_, r)| r.door.is_some() && r.data.as_ref().is_some_and(|t| t.dims()[2] == room))
     }
 
     /// All of a cache, valid or not.
@@ -396,6 +622,10 @@ impl State {
     /// The valid part `[B,H,len,D]` of a cache, or the content of a fixed region, by its index in the graph; `None`
     /// while it has none.
     pub fn valid(&self, region: usize) -> Result<Option<Tensor>, GraphError> {
+        self.sound()?;
+        if let Some(there) = self.lodged(region, self.len) {
+            return there.fetch().map(Some);
+        }
         let Some(Region {
             spec,
             data: Some(t),
@@ -511,6 +741,16 @@ impl State {
             content: content.collect(),
         });
     }
+}
+
+/// The first `len` positions of a cache, with room for as many as `dims` say.
+fn whole(t: &Tensor, dims: [usize; 4], len: usize) -> candle_core::Result<Tensor> {
+    if t.dims() == dims {
+        return Ok(t.clone());
+    }
+    let made = Tensor::zeros(dims.as_slice(), DType::F32, &Device::Cpu)?;
+    made.slice_set(&t.narrow(2, 0, len)?.contiguous()?, 2, 0)?;
+    Ok(made)
 }
 
 fn failed(region: &str, e: candle_core::Error) -> GraphError {

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use structures_plugin_api::abi::{
@@ -75,6 +75,7 @@ impl Plugin {
                 table,
                 handle: Mutex::new(Handle(handle)),
                 copies: Counters::default(),
+                recording: AtomicBool::new(false),
                 idle: Mutex::default(),
             }),
         })
@@ -195,6 +196,8 @@ pub(crate) struct Open {
     /// Locked for every device entry.
     handle: Mutex<Handle>,
     copies: Counters,
+    /// Its calls are noted, not done.
+    recording: AtomicBool,
     /// Memory that was leased and given back, by size.
     idle: Mutex<Idle>,
 }
@@ -343,6 +346,52 @@ impl PluginDevice {
         Arc::ptr_eq(&self.open, &other.open)
     }
 
+    /// Starts recording a queue, or the default one: until [`PluginDevice::capture_end`] calls of forms on it are noted and
+    /// not done, and whoever copies, waits or allocates is refused. A call that is refused meanwhile is no fault of its form.
+    ///
+    /// # Errors
+    /// `capture_unsupported` where the device cannot launch what it records; the plugin's own failure.
+    pub fn capture_begin(&self, queue: Option<&Queue>) -> Result<(), PluginError> {
+        let queue = self.number(queue)?;
+        if self.open.table.graph_launch.is_none() {
+            let text = "the device launches no recordings".to_string();
+            let plugin = &self.open.plugin;
+            return Err(plugin.error("", StatusKind::Refused, "capture_unsupported", text));
+        }
+        self.open.enter(|device, error| {
+            // SAFETY: an open device and a queue of it or none.
+            unsafe { (self.open.table.capture_begin)(device, queue, error) }
+        })?;
+        self.open.recording.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Ends a recording, also after a refusal.
+    ///
+    /// # Errors
+    /// The plugin's own: what happened meanwhile that cannot be recorded.
+    pub fn capture_end(&self, queue: Option<&Queue>) -> Result<Recording, PluginError> {
+        self.open.recording.store(false, Ordering::Relaxed);
+        let queue = self.number(queue)?;
+        let mut graph = std::ptr::null_mut();
+        self.open.enter(|device, error| {
+            // SAFETY: an open device and a queue of it or none; the out-parameters are live and empty.
+            unsafe { (self.open.table.capture_end)(device, queue, &mut graph, error) }
+        })?;
+        Ok(Recording {
+            open: Arc::clone(&self.open),
+            graph: Handle(graph),
+        })
+    }
+
+    fn number(&self, queue: Option<&Queue>) -> Result<*mut c_void, PluginError> {
+        match queue {
+            None => Ok(std::ptr::null_mut()),
+            Some(queue) if Arc::ptr_eq(&queue.open, &self.open) => Ok(queue.queue.0),
+            Some(_) => Err(elsewhere(&self.open.plugin, "", "queue")),
+        }
+    }
+
     /// Makes a queue.
     ///
     /// # Errors
@@ -425,6 +474,47 @@ impl Drop for Queue {
     }
 }
 
+/// Calls that were recorded on a device. Memory and forms of them are to be kept by whoever launches it.
+pub struct Recording {
+    open: Arc<Open>,
+    graph: Handle,
+}
+
+// SAFETY: as for `Queue`.
+unsafe impl Sync for Recording {}
+
+impl Recording {
+    /// Enqueues all of it.
+    ///
+    /// # Errors
+    /// The plugin's own failure; `device_mismatch` for a queue of another open device.
+    pub fn launch(&self, queue: Option<&Queue>) -> Result<(), PluginError> {
+        let queue = match queue {
+            None => std::ptr::null_mut(),
+            Some(queue) if Arc::ptr_eq(&queue.open, &self.open) => queue.queue.0,
+            Some(_) => return Err(elsewhere(&self.open.plugin, "", "queue")),
+        };
+        let Some(launch) = self.open.table.graph_launch else {
+            let text = "the device launches no recordings".to_string();
+            let plugin = &self.open.plugin;
+            return Err(plugin.error("", StatusKind::Refused, "capture_unsupported", text));
+        };
+        self.open.enter(|device, error| {
+            // SAFETY: an open device, a queue of it or none, and a recording of it that is not freed.
+            unsafe { launch(device, queue, self.graph.0, error) }
+        })
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        if let Some(free) = self.open.table.graph_free {
+            // SAFETY: made once, freed once, on an open device.
+            unsafe { free(self.open.lock().0, self.graph.0) };
+        }
+    }
+}
+
 /// Memory of a device.
 pub struct DeviceMemory {
     open: Arc<Open>,
@@ -449,6 +539,20 @@ impl DeviceMemory {
     /// `argument` when it does not fit; the plugin's own failure.
     pub fn copy_in<T: Element>(
         &mut self,
+        queue: Option<&Queue>,
+        offset: u64,
+        data: &[T],
+    ) -> Result<(), PluginError> {
+        self.replace(queue, offset, data)
+    }
+
+    /// As [`DeviceMemory::copy_in`], of memory that several hold: what others read there changes with it, in the order
+    /// of the queue.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::copy_in`].
+    pub fn replace<T: Element>(
+        &self,
         queue: Option<&Queue>,
         offset: u64,
         data: &[T],
@@ -511,6 +615,17 @@ impl DeviceMemory {
         dtype: DType,
         dims: &[usize],
     ) -> Result<DeviceTensorMut<'_>, LoaderError> {
+        Ok(DeviceTensorMut {
+            view: self.view(dtype, dims)?,
+            memory: self,
+        })
+    }
+
+    /// As [`DeviceMemory::tensor_mut`], of memory that several hold: a state that a call updates behind what others read.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::tensor_mut`].
+    pub fn state(&self, dtype: DType, dims: &[usize]) -> Result<DeviceTensorMut<'_>, LoaderError> {
         Ok(DeviceTensorMut {
             view: self.view(dtype, dims)?,
             memory: self,
@@ -603,7 +718,7 @@ impl DeviceTensor<'_> {
 /// A tensor on a device that a call fills or updates.
 pub struct DeviceTensorMut<'a> {
     view: TensorView,
-    memory: &'a mut DeviceMemory,
+    memory: &'a DeviceMemory,
 }
 
 impl BoundForm {
@@ -641,7 +756,9 @@ impl BoundForm {
         let outputs: Vec<TensorView> = outputs.iter().map(|t| t.view).collect();
         let states: Vec<TensorView> = states.iter().map(|t| t.view).collect();
         let queue = queue.map_or(std::ptr::null_mut(), |queue| queue.queue.0);
-        // SAFETY: the views are memory of the form's own device, borrowed for the call, outputs and states mutably.
+        let sound = !self.poisoned();
+        // SAFETY: the views are memory of the form's own device, which no host code dereferences; outputs are borrowed
+        // for the call alone, states may be read by inputs, which the ABI allows.
         unsafe {
             self.enter(
                 queue,
@@ -650,6 +767,13 @@ impl BoundForm {
                 (states.as_ptr(), states.len()),
             )
         }
+        .inspect_err(|e| {
+            // Nothing was done while it was recorded.
+            let refused = e.kind == StatusKind::Refused;
+            if sound && refused && open.recording.load(Ordering::Relaxed) {
+                self.unpoison();
+            }
+        })
     }
 }
 

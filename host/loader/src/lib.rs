@@ -45,7 +45,9 @@ mod tensor;
 
 pub use child::{run_to_end, Ended, Throwaway};
 pub use code::{Code, Refusal};
-pub use device::{Copies, DeviceMemory, DeviceTensor, DeviceTensorMut, PluginDevice, Queue};
+pub use device::{
+    Copies, DeviceMemory, DeviceTensor, DeviceTensorMut, PluginDevice, Queue, Recording,
+};
 pub use devices::{devices, Admission, DeviceRow};
 pub use document::tolerance_cap;
 pub use elf::check as check_elf;

@@ -617,6 +617,11 @@ impl BoundForm {
         self.plugin.check(&self.form, status, error)
     }
 
+    /// Enters it again after a refusal that was no fault of it.
+    pub(crate) fn unpoison(&self) {
+        self.poisoned.store(false, Ordering::Release);
+    }
+
     /// Enters it no more.
     pub(crate) fn poison(&self) {
         self.poisoned.store(true, Ordering::Release);

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
-use structures_graph::{Observer, Plan, State};
+use structures_graph::{GraphError, Observer, Plan, State};
 
 use crate::model::Model;
 use crate::ModelError;
@@ -187,6 +187,17 @@ pub fn greedy(scores: &Tensor) -> Result<u32, ModelError> {
     Ok(best.0 as u32)
 }
 
+/// Makes a state anew that was lost with the place of a region: these are all its tokens. Scores as of [`prefill`].
+pub fn again(
+    model: &Model,
+    plan: &Plan,
+    state: &mut State,
+    tokens: &[u32],
+) -> Result<Tensor, ModelError> {
+    state.reset();
+    prefill(model, plan, state, tokens)
+}
+
 /// Greedy continuation of a prompt. `on_token` sees each token as it is chosen.
 pub fn generate(
     model: &Model,
@@ -236,7 +247,16 @@ pub fn generate_until(
             break;
         }
         let start = Instant::now();
-        next = greedy(&step(model, plan, &mut state, next)?)?;
+        let scores = match step(model, plan, &mut state, next) {
+            Err(ModelError::Graph(GraphError::StateLost { .. })) => again(
+                model,
+                plan,
+                &mut state,
+                &[prompt, out.tokens.as_slice()].concat(),
+            )?,
+            other => other?,
+        };
+        next = greedy(&scores)?;
         out.steps += 1;
         out.decode += start.elapsed();
     }

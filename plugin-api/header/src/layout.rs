@@ -43,7 +43,8 @@ layouts! {
     FormFacts => packed_bytes, scratch_bytes, workspace_bytes;
     FormVTable since FormVTable::SIZE_1_0 => struct_size, api_minor, call, facts, release;
     DeviceVTable since DeviceVTable::SIZE_1_0 => struct_size, api_minor, open, alloc, free, copy_in,
-        copy_out, queue_new, synchronize, elapsed, capture_begin, capture_end, queue_free, close;
+        copy_out, queue_new, synchronize, elapsed, capture_begin, capture_end, queue_free, close,
+        graph_launch, graph_free;
     PluginVTable since PluginVTable::SIZE_1_0 => struct_size, api_minor, describe, open, close,
         probe, bind, form, device, devices;
     HostVTable since HostVTable::SIZE_1_0 => struct_size, api_minor, ctx, log, num_threads,

@@ -27,6 +27,8 @@ pub(super) const fn table<T: Backend>() -> DeviceVTable {
         capture_end,
         queue_free: Some(queue_free),
         close: Some(close),
+        graph_launch: Some(graph_launch),
+        graph_free: Some(graph_free),
     }
 }
 
@@ -224,4 +226,25 @@ unsafe extern "C" fn capture_end(
     let made = guard(|| unsafe { shared(device) }?.capture_end(queue.addr() as u64));
     // SAFETY: the caller's out-parameters, null or writable.
     unsafe { answer(made.map(opaque), graph, error) }
+}
+
+unsafe extern "C" fn graph_launch(
+    device: *mut c_void,
+    queue: *mut c_void,
+    graph: *mut c_void,
+    error: *mut Error,
+) -> Status {
+    let (queue, graph) = (queue.addr() as u64, graph.addr() as u64);
+    // SAFETY: an open device, says the ABI.
+    let made = guard(|| unsafe { shared(device) }?.graph_launch(queue, graph));
+    // SAFETY: the caller's, null or writable.
+    unsafe { done(made, error) }
+}
+
+unsafe extern "C" fn graph_free(device: *mut c_void, graph: *mut c_void) {
+    let _ = guard(|| {
+        // SAFETY: an open device, says the ABI.
+        unsafe { shared(device) }?.graph_free(graph.addr() as u64);
+        Ok(())
+    });
 }

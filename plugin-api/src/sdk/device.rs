@@ -43,16 +43,28 @@ pub trait Device: Send + Sync {
     /// Milliseconds from the mark to everything enqueued so far, for which it waits.
     fn elapsed(&self, queue: u64) -> Result<f32, Failure>;
 
-    /// Starts recording the queue.
+    /// Starts recording the queue: calls of forms on it are noted, not done, until [`Device::capture_end`]. Whoever
+    /// allocates, copies or waits meanwhile is refused, and so is the end of the recording.
     fn capture_begin(&self, queue: u64) -> Result<(), Failure> {
         let _ = queue;
         Err(no_capture())
     }
 
-    /// Ends recording; the number replays it.
+    /// Ends recording, also after an error; the number is for [`Device::graph_launch`].
     fn capture_end(&self, queue: u64) -> Result<u64, Failure> {
         let _ = queue;
         Err(no_capture())
+    }
+
+    /// Enqueues everything a recording holds, at the addresses it was recorded with.
+    fn graph_launch(&self, queue: u64, graph: u64) -> Result<(), Failure> {
+        let _ = (queue, graph);
+        Err(no_capture())
+    }
+
+    /// Frees a recording whose work is done.
+    fn graph_free(&self, graph: u64) {
+        let _ = graph;
     }
 }
 

@@ -1,5 +1,5 @@
 // Operations of a host's graph between two forms, in f32 as the host makes them: sums and products of values
-// of one shape or of one that repeats, rows of a table, norms of rows.
+// of one shape or of one that repeats, rows of a table, norms of rows, an append to a region of the state.
 #include "common.cuh"
 
 #define OPERATION_ADD 0u
@@ -32,4 +32,15 @@ extern "C" __global__ void operation_rms_norm(const float *x, const float *w, fl
     float v = x[base + k] * norm;
     y[base + k] = w ? v * w[k] : v;
   }
+}
+
+// x [heads, rows, width] becomes the last `rows` of the `*valid` positions of a region [heads, room, width].
+// A length that does not fit writes nothing.
+extern "C" __global__ void operation_append(const float *x, const u64 *valid, float *region, u64 rows, u64 width,
+                                            u64 room, u64 count) {
+  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+  u64 end = *valid;
+  if (i >= count || end < rows || end > room) return;
+  u64 head = i / (rows * width), at = i % (rows * width);
+  region[(head * room + end - rows) * width + at] = x[i];
 }

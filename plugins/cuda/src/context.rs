@@ -5,6 +5,9 @@
 //! context's own default stream, never the legacy one. After an error that no context survives every call answers
 //! `device_lost` without asking the driver again.
 //!
+//! A queue is recorded as a CUDA graph: calls enqueue as ever, the driver notes them. What a recording cannot hold
+//! (memory, a copy that is waited for, waiting) is refused here by name before the driver is asked, and spoils it.
+//!
 //! Owns no kernel and no format. `unsafe` here is the driver's interface; addresses stay numbers.
 
 use std::collections::hash_map::{Entry, HashMap};
@@ -34,6 +37,15 @@ pub struct Context {
     /// Start events by queue.
     marks: Mutex<HashMap<u64, Mark>>,
     scratch: Mutex<Scratch>,
+    /// The queue that is being recorded.
+    recording: Mutex<Option<Take>>,
+}
+
+/// A recording that is going on.
+#[derive(Clone, Copy, Debug)]
+struct Take {
+    queue: u64,
+    spoilt: bool,
 }
 
 /// Memory between the kernels of one call, shared by every form of the context: calls follow each other on a queue.
@@ -166,6 +178,7 @@ impl Context {
                 lost: AtomicBool::new(false),
                 marks: Mutex::default(),
                 scratch: Mutex::default(),
+                recording: Mutex::default(),
             };
             context.stream = context.run("a stream", || {
                 result::stream::create(result::stream::StreamKind::NonBlocking)
@@ -229,6 +242,17 @@ impl Context {
             self.lost.store(true, Ordering::Relaxed);
         }
         done
+    }
+
+    /// Nothing may happen that a recording cannot hold; if one is going on it is spoilt.
+    fn unrecorded(&self, code: &str, what: &str) -> Result<(), Failure> {
+        let mut recording = self.recording.lock().unwrap_or_else(|e| e.into_inner());
+        let Some(take) = recording.as_mut() else {
+            return Ok(());
+        };
+        take.spoilt = true;
+        let text = format!("{what} while a queue is recorded");
+        Err(Failure::refused(code, text))
     }
 
     /// Free bytes of its memory.
@@ -400,6 +424,7 @@ impl Device for Context {
             let what = format!("an alignment of {align}; a power of two up to {ALIGN}");
             return Err(Failure::invalid("argument", what));
         }
+        self.unrecorded("capture_alloc", "an allocation")?;
         self.reserve(bytes)?;
         // SAFETY: the memory is handed out undefined, which the interface says it is.
         self.run("memory", || unsafe {
@@ -416,6 +441,7 @@ impl Device for Context {
         if from.is_empty() {
             return Ok(());
         }
+        self.unrecorded("capture_wait", "a copy that is waited for")?;
         let stream = self.stream(queue);
         self.run("a copy to the device", || {
             // SAFETY: the driver checks the device's range; `from` lives until the synchronisation.
@@ -430,6 +456,7 @@ impl Device for Context {
         if to.is_empty() {
             return Ok(());
         }
+        self.unrecorded("capture_wait", "a copy that is waited for")?;
         let stream = self.stream(queue);
         self.run("a copy from the device", || {
             // SAFETY: as in `copy_in`.
@@ -472,6 +499,7 @@ impl Device for Context {
     }
 
     fn synchronize(&self, queue: u64) -> Result<(), Failure> {
+        self.unrecorded("capture_wait", "waiting for a queue")?;
         let stream = self.stream(queue);
         // SAFETY: a stream of this context.
         self.run("the queue", || unsafe {
@@ -510,6 +538,77 @@ impl Device for Context {
             result::event::synchronize(mark.end)?;
             result::event::elapsed(mark.start, mark.end)
         })
+    }
+
+    fn capture_begin(&self, queue: u64) -> Result<(), Failure> {
+        let stream = self.stream(queue);
+        let mut recording = self.recording.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(take) = &*recording {
+            let text = format!("queue {} is being recorded", take.queue);
+            return Err(Failure::invalid("argument", text));
+        }
+        // Other threads go on as they like: what they do is not of this recording.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: a stream of this context.
+        self.run("a recording", || unsafe {
+            result::stream::begin_capture(stream, mode)
+        })?;
+        *recording = Some(Take {
+            queue,
+            spoilt: false,
+        });
+        Ok(())
+    }
+
+    fn capture_end(&self, queue: u64) -> Result<u64, Failure> {
+        let stream = self.stream(queue);
+        let mut recording = self.recording.lock().unwrap_or_else(|e| e.into_inner());
+        let take = recording.take_if(|take| take.queue == queue);
+        drop(recording);
+        let Some(take) = take else {
+            let text = format!("queue {queue} is not being recorded");
+            return Err(Failure::invalid("argument", text));
+        };
+        // SAFETY: a stream of this context whose recording was begun; the graph is destroyed once, and what was made of
+        // it is another value.
+        let made = self.run("the end of a recording", || unsafe {
+            let graph = result::stream::end_capture(stream)?;
+            let made = match graph.is_null() || take.spoilt {
+                true => Ok(std::ptr::null_mut()),
+                false => result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)),
+            };
+            if !graph.is_null() {
+                let _ = result::graph::destroy(graph);
+            }
+            made
+        });
+        let spoilt = || {
+            let text = "something happened meanwhile that a recording cannot hold";
+            Failure::refused("capture_spoilt", text)
+        };
+        match made {
+            Ok(exec) if !exec.is_null() => Ok(exec.expose_provenance() as u64),
+            Err(lost) if lost.code == "device_lost" => Err(lost),
+            Ok(_) => Err(spoilt()),
+            Err(_) if take.spoilt => Err(spoilt()),
+            Err(other) => Err(Failure::refused("capture_spoilt", other.message)),
+        }
+    }
+
+    fn graph_launch(&self, queue: u64, graph: u64) -> Result<(), Failure> {
+        self.unrecorded("capture_wait", "a launch of a recording")?;
+        let stream = self.stream(queue);
+        let exec = std::ptr::with_exposed_provenance_mut(graph as usize);
+        // SAFETY: what `capture_end` gave and the host has not freed, says the interface, and a stream of this context.
+        self.run("a recording", || unsafe {
+            result::graph::launch(exec, stream)
+        })
+    }
+
+    fn graph_free(&self, graph: u64) {
+        let exec = std::ptr::with_exposed_provenance_mut(graph as usize);
+        // SAFETY: as above; freed once.
+        let _ = self.run("free", || unsafe { result::graph::exec_destroy(exec) });
     }
 }
 

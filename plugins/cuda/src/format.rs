@@ -130,6 +130,8 @@ impl Format {
             _ => kernels::GENERIC,
         });
         decl.priority = 20;
+        // Scratch is made at bind, and a call only launches.
+        decl.capture = true;
         decl
     }
 }

@@ -52,7 +52,12 @@ pub const FILES: &[File] = &[
     File {
         name: "operations",
         text: include_str!("../cu/operations.cu"),
-        singles: &["operation_pair", "operation_rows", "operation_rms_norm"],
+        singles: &[
+            "operation_pair",
+            "operation_rows",
+            "operation_rms_norm",
+            "operation_append",
+        ],
         products: &[],
     },
 ];

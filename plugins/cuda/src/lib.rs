@@ -59,6 +59,7 @@ impl Backend for Cuda {
                 .flat_map(|leaf| (leaf.declare)())
                 .collect(),
             operations: operations::KINDS.iter().map(|k| (*k).into()).collect(),
+            recorded_operations: operations::KINDS.iter().map(|k| (*k).into()).collect(),
             ..Description::new("cuda", "structures", env!("CARGO_PKG_VERSION"))
         }
     }

@@ -1,7 +1,8 @@
 //! Operations of a host's graph that run here so that values need not leave the device between two forms.
 //!
 //! Sums and products of values of one shape, or where one repeats over the leading dims of the other, rows of a table,
-//! and norms of rows; anything else is refused and stays with the host.
+//! norms of rows, and appends to regions of the state that have their home here; anything else is refused and stays with
+//! the host. No call allocates or waits, so all of them may be recorded.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use structures_plugin_api::DType;
 use crate::context::{Arguments, Buffer, Grid, Kernel, Module};
 
 /// What is declared.
-pub const KINDS: &[&str] = &["add", "mul", "embedding", "rms_norm"];
+pub const KINDS: &[&str] = &["add", "mul", "embedding", "rms_norm", "kv_append"];
 /// The file of its kernels.
 pub const FILE: &str = "operations";
 
@@ -80,6 +81,12 @@ pub fn bind(
                 scale,
             }
         }
+        "kv_append" => Body::Append {
+            kernel: module.kernel("operation_append", 0)?,
+            x: ports::position(&request.params.inputs, "x")?,
+            valid: ports::position(&request.params.inputs, "kv_len")?,
+            region: ports::position(&request.params.states, "region")?,
+        },
         _ => {
             let text = format!("host operation `{kind}` is not executed here");
             return Err(Failure::refused("form_unknown", text));
@@ -126,6 +133,12 @@ enum Body {
         rows: u64,
         width: u32,
     },
+    Append {
+        kernel: Kernel,
+        x: usize,
+        valid: usize,
+        region: usize,
+    },
 }
 
 struct Operation {
@@ -155,6 +168,52 @@ impl Operation {
     }
 }
 
+impl Operation {
+    /// `x [B, heads, T, D]` as the last of the valid positions of a region `[B, heads, room, D]`.
+    fn append(
+        &self,
+        queue: u64,
+        kernel: &Kernel,
+        x: &Tensor<'_>,
+        valid: &Tensor<'_>,
+        region: &Tensor<'_>,
+    ) -> Result<(), Failure> {
+        let (of, to) = (dims(x), dims(region));
+        let (&[b, h, rows, width], &[rb, rh, room, rw]) = (of.as_slice(), to.as_slice()) else {
+            let text = format!("x {of:?} for a region {to:?}");
+            return Err(Failure::invalid("dims_inconsistent", text));
+        };
+        if (b, h, width) != (rb, rh, rw) || rows > room || valid.len() != 1 {
+            let text = format!("x {of:?} for a region {to:?}");
+            return Err(Failure::invalid("dims_inconsistent", text));
+        }
+        let count: u64 = of.iter().product();
+        if count == 0 {
+            return Ok(());
+        }
+        let (from, length) = (
+            self.address(x, DType::F32)?,
+            self.address(valid, DType::I64)?,
+        );
+        let region = self.address(region, DType::F32)?;
+        let blocks = u32::try_from(count.div_ceil(u64::from(THREADS)));
+        let blocks = blocks.ok().filter(|n| *n <= i32::MAX as u32);
+        let Some(blocks) = blocks else {
+            return Err(Failure::refused("envelope", format!("{count} elements")));
+        };
+        let grid = Grid {
+            blocks: (blocks, 1),
+            threads: THREADS,
+            shared: 0,
+        };
+        let arguments = Arguments::default();
+        let arguments = arguments.with(&from).with(&length).with(&region);
+        let arguments = arguments.with(&rows).with(&width).with(&room).with(&count);
+        // SAFETY: the kernel's arguments; dims are checked above, and a length that does not fit writes nothing.
+        unsafe { kernel.context().launch(queue, kernel, grid, arguments) }
+    }
+}
+
 /// Elements of an operand that repeats over the leading dims of the result.
 fn repeated(of: &[u64], to: &[u64]) -> Result<u64, Failure> {
     let lead = of.iter().take_while(|n| **n == 1).count();
@@ -177,6 +236,7 @@ impl BoundForm for Operation {
                 .sum(),
             Body::Norm { scale, .. } => scale.as_ref().map_or(0, Buffer::bytes),
             Body::Rows { table, .. } => table.bytes(),
+            Body::Append { .. } => 0,
         };
         FormFacts {
             packed_bytes,
@@ -189,9 +249,21 @@ impl BoundForm for Operation {
         ctx: &CallCtx,
         inputs: &[Tensor<'_>],
         outputs: &mut [TensorMut<'_>],
-        _: &mut [TensorMut<'_>],
+        states: &mut [TensorMut<'_>],
     ) -> Result<(), Failure> {
         let queue = ctx.queue.addr() as u64;
+        if let Body::Append {
+            kernel,
+            x,
+            valid,
+            region,
+        } = &self.body
+        {
+            let x = ports::required(inputs, *x)?;
+            let valid = ports::required(inputs, *valid)?;
+            let region = ports::output(states, *region)?.as_tensor();
+            return self.append(queue, kernel, &x, &valid, &region);
+        }
         let output = ports::output(outputs, 0)?.as_tensor();
         let (y, shape) = (self.address(&output, DType::F32)?, dims(&output));
         let count: u64 = shape.iter().product();
@@ -278,6 +350,8 @@ impl BoundForm for Operation {
                 // SAFETY: as above; a row that is not in the table is not read.
                 unsafe { kernel.context().launch(queue, kernel, grid, arguments) }
             }
+            // Done above: it makes no output.
+            Body::Append { .. } => Ok(()),
         }
     }
 }

@@ -222,6 +222,138 @@ fn rows_are_normed_to_f32s_precision() {
     }
 }
 
+/// An append bound as a host binds it.
+fn append(plugin: &Plugin) -> BoundForm {
+    let params = BindParams {
+        inputs: vec!["x".into(), "kv_len".into()],
+        states: vec!["region".into()],
+        ..BindParams::default()
+    };
+    let bound = plugin.bind(&BindSpec {
+        form: &operation_form("kv_append"),
+        device: GPU,
+        span: "kv_append",
+        weights: &[],
+        statistics: &[],
+        params: &params,
+        contract: row_capacity(DType::F32, 64),
+    });
+    bound.expect("binds")
+}
+
+/// Three heads of room for nine positions of 45 channels, and what a run appends.
+const ROOM: [usize; 4] = [1, 3, 9, 45];
+
+fn appended(region: &mut [f32], x: &[f32], rows: usize, valid: usize) {
+    for (head, x) in region
+        .chunks_exact_mut(9 * 45)
+        .zip(x.chunks_exact(rows * 45))
+    {
+        head[(valid - rows) * 45..valid * 45].copy_from_slice(x);
+    }
+}
+
+#[test]
+fn an_append_writes_the_last_valid_positions_of_every_head_and_nothing_else() {
+    let Some((plugin, _dir)) = open() else {
+        return;
+    };
+    let device = plugin.device(GPU).expect("opens");
+    let form = append(&plugin);
+    let mut want = ramp(ROOM.iter().product(), 11);
+    let region = on(&device, &want);
+    let length = device.lease(8).expect("memory");
+    // A length that does not fit writes nothing.
+    for (rows, valid, fits) in [
+        (4, 4, true),
+        (1, 5, true),
+        (4, 9, true),
+        (1, 10, false),
+        (4, 3, false),
+    ] {
+        let x = ramp(3 * rows * 45, 7 + valid);
+        let given = on(&device, &x);
+        length.replace(None, 0, &[valid as i64]).expect("copies");
+        let inputs = [
+            given.tensor(DType::F32, &[1, 3, rows, 45]).expect("fits"),
+            length.tensor(DType::I64, &[]).expect("fits"),
+        ];
+        let mut states = [region.state(DType::F32, &ROOM).expect("fits")];
+        form.call_on(&device, None, &inputs, &mut [], &mut states)
+            .expect("runs");
+        if fits {
+            appended(&mut want, &x, rows, valid);
+        }
+        let mut got = vec![0.0_f32; want.len()];
+        region.copy_out(None, 0, &mut got).expect("copies");
+        assert_eq!(got, want, "{rows} rows, {valid} valid");
+    }
+}
+
+#[test]
+fn what_is_recorded_is_done_when_it_is_launched_on_what_lies_there_then() {
+    let Some((plugin, _dir)) = open() else {
+        return;
+    };
+    let device = plugin.device(GPU).expect("opens");
+    let (form, sum) = (append(&plugin), bind(&plugin, "add", &["a", "b"], &[], GPU));
+    let sum = sum.expect("binds");
+    let mut want = ramp(ROOM.iter().product(), 11);
+    let region = on(&device, &want);
+    let length = device.lease(8).expect("memory");
+    let x = on(&device, &ramp(135, 3));
+    let mut twice = on(&device, &vec![0.0; 135]);
+    let dims = [1, 3, 1, 45];
+    let mut step = || {
+        {
+            let mut made = [twice.tensor_mut(DType::F32, &dims).expect("fits")];
+            let operand = x.tensor(DType::F32, &dims).expect("fits");
+            sum.call_on(&device, None, &[operand, operand], &mut made, &mut [])?;
+        }
+        let inputs = [
+            twice.tensor(DType::F32, &dims).expect("fits"),
+            length.tensor(DType::I64, &[]).expect("fits"),
+        ];
+        let mut states = [region.state(DType::F32, &ROOM).expect("fits")];
+        form.call_on(&device, None, &inputs, &mut [], &mut states)
+    };
+    length.replace(None, 0, &[1_i64]).expect("copies");
+    device.capture_begin(None).expect("records");
+    step().expect("is noted");
+    let recording = device.capture_end(None).expect("a recording");
+    let read = || {
+        let mut got = vec![0.0_f32; ROOM.iter().product()];
+        region.copy_out(None, 0, &mut got).expect("copies");
+        got
+    };
+    assert_eq!(read(), want, "a recorded call does nothing");
+    for valid in 1..=3 {
+        let values = ramp(135, 5 * valid);
+        x.replace(None, 0, &values).expect("copies");
+        length.replace(None, 0, &[valid as i64]).expect("copies");
+        recording.launch(None).expect("launches");
+        let values: Vec<f32> = values.iter().map(|v| v + v).collect();
+        appended(&mut want, &values, 1, valid);
+        assert_eq!(read(), want, "{valid}");
+    }
+    // What a recording cannot hold is refused by name, and so is its end; the forms are as sound as before.
+    let spoilt = |what: &dyn Fn() -> Option<String>, code: &str| {
+        device.capture_begin(None).expect("records");
+        assert_eq!(what().as_deref(), Some(code));
+        let end = device.capture_end(None).err().map(|e| e.code);
+        assert_eq!(end.as_deref(), Some("capture_spoilt"));
+    };
+    spoilt(
+        &|| device.alloc(64, 64).err().map(|e| e.code),
+        "capture_alloc",
+    );
+    spoilt(
+        &|| length.replace(None, 0, &[0_i64]).err().map(|e| e.code),
+        "capture_wait",
+    );
+    step().expect("runs");
+}
+
 #[test]
 fn what_is_not_declared_and_the_cpu_are_refused_before_the_plugin_is_asked() {
     let Some((plugin, _dir)) = open() else {

@@ -160,6 +160,8 @@ impl Format {
                 decl.band.dims.insert((*symbol).into(), whole);
             }
         }
+        // Placed on the simulated device, which notes a call and makes it when it is launched.
+        decl.capture = true;
         (decl.precision_rank, decl.tolerance) = (row.rank, row.tolerance);
         decl.quantises = !matches!(row.weights, WeightFormat::None | WeightFormat::Bf16);
         decl.rounds = (row.weights == WeightFormat::Bf16).then(|| "bf16".into());

@@ -63,8 +63,8 @@ impl Backend for Portable {
         description.archs = vec![std::env::consts::ARCH.into()];
         description.role = Some("reference".into());
         description.forms = forms::declarations();
-        let kinds = sim::operation::KINDS.iter();
-        description.operations = kinds.map(|kind| (*kind).to_string()).collect();
+        description.operations = sim::operation::kinds();
+        description.recorded_operations = sim::operation::kinds();
         description
     }
 

@@ -10,11 +10,17 @@
 //! architecture otherwise); `STRUCTURES_SIM_LOSE_AFTER` is the number of operations after which the
 //! device is gone, `STRUCTURES_SIM_LOSE_IN` the host operation inside whose how many-eth call it
 //! goes (`add:3`).
+//!
+//! It records work as a GPU does: while a queue is recorded its calls do nothing but being noted, and whoever allocates,
+//! copies or waits meanwhile is refused and spoils the recording. `STRUCTURES_SIM_CAPTURE` is `none` for a device that
+//! records nothing, `alloc:KIND` or `wait:KIND` for one whose host operation of this kind does that while it is recorded.
 
 mod form;
 mod memory;
 pub mod operation;
+mod work;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -23,6 +29,7 @@ use structures_plugin_api::describe::DeviceInfo;
 use structures_plugin_api::sdk::{BoundForm, Device, Failure};
 
 use memory::Memory;
+use work::Work;
 
 /// Its number.
 pub const INDEX: u32 = 1;
@@ -36,6 +43,19 @@ pub struct Config {
     built_for: Vec<String>,
     lose_after: Option<u64>,
     lose_in: Option<(String, u64)>,
+    /// What becomes of recording: nothing else, or the fault of a kind.
+    capture: Option<(Fault, String)>,
+}
+
+/// What is wrong with recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// There is none.
+    None,
+    /// An operation allocates in its call.
+    Alloc,
+    /// An operation waits for the queue in its call.
+    Wait,
 }
 
 impl Config {
@@ -63,11 +83,29 @@ impl Config {
                 })?)
             }
         };
+        let capture = match variable("STRUCTURES_SIM_CAPTURE") {
+            None => None,
+            Some(text) => {
+                let (word, kind) = text.split_once(':').unwrap_or((&text, ""));
+                let fault = match (word, kind.is_empty()) {
+                    ("none", true) => Fault::None,
+                    ("alloc", false) => Fault::Alloc,
+                    ("wait", false) => Fault::Wait,
+                    _ => {
+                        let what = "STRUCTURES_SIM_CAPTURE: none, alloc:KIND or wait:KIND";
+                        let what = format!("{what}, found `{text}`");
+                        return Err(Failure::failed("sim_config", what));
+                    }
+                };
+                Some((fault, kind.to_string()))
+            }
+        };
         Ok(Some(Config {
             arch,
             built_for: built_for.split(',').map(|a| a.trim().into()).collect(),
             lose_after,
             lose_in,
+            capture,
         }))
     }
 }
@@ -78,7 +116,6 @@ pub struct Sim {
     state: Mutex<State>,
 }
 
-#[derive(Debug)]
 struct State {
     operations: u64,
     /// Calls of the host operation that [`Config::lose_in`] names.
@@ -87,6 +124,11 @@ struct State {
     memory: Memory,
     /// Queue -> mark. The first is the default queue.
     queues: Vec<Option<Mark>>,
+    /// Recordings that are going on, by queue; `None` for one that was spoilt.
+    recording: BTreeMap<u64, Option<Vec<Arc<Work>>>>,
+    /// Recorded work, by number.
+    graphs: BTreeMap<u64, Arc<[Arc<Work>]>>,
+    next_graph: u64,
 }
 
 impl State {
@@ -121,6 +163,9 @@ impl Sim {
                 lost: false,
                 memory: Memory::new(CAPACITY),
                 queues: vec![Some(None)],
+                recording: BTreeMap::new(),
+                graphs: BTreeMap::new(),
+                next_graph: 1,
             }),
         })
     }
@@ -162,6 +207,38 @@ impl Sim {
         f(state)
     }
 
+    /// Does work, or notes it where its queue is recorded.
+    fn enqueue(&self, queue: u64, work: Work) -> Result<(), Failure> {
+        let recorded = self.lock().recording.contains_key(&queue);
+        if !recorded {
+            return work.run(self, queue);
+        }
+        match &self.config.capture {
+            Some((Fault::Alloc, kind)) if kind == work.kind => {
+                self.alloc(256, 256)?;
+            }
+            Some((Fault::Wait, kind)) if kind == work.kind => self.synchronize(queue)?,
+            _ => {}
+        }
+        self.on_queue(queue, |state, _| {
+            if let Some(Some(noted)) = state.recording.get_mut(&queue) {
+                noted.push(Arc::new(work));
+            }
+            Ok(())
+        })
+    }
+
+    /// Nothing may happen that a recording cannot hold; if one is going on it is spoilt.
+    fn unrecorded(&self, code: &str, what: &str) -> Result<(), Failure> {
+        let state = &mut *self.lock();
+        if state.recording.is_empty() {
+            return Ok(());
+        }
+        state.recording.values_mut().for_each(|noted| *noted = None);
+        let text = format!("{what} while a queue is recorded");
+        Err(Failure::refused(code, text))
+    }
+
     /// A call of a host operation has read what it reads and written nothing.
     fn inside(&self, kind: &str) {
         if let Some((_, n)) = self.config.lose_in.as_ref().filter(|(k, _)| k == kind) {
@@ -191,6 +268,7 @@ impl Sim {
 
 impl Device for Sim {
     fn alloc(&self, bytes: u64, align: u64) -> Result<u64, Failure> {
+        self.unrecorded("capture_alloc", "an allocation")?;
         self.operate(|state| state.memory.alloc(bytes, align))
     }
 
@@ -199,6 +277,7 @@ impl Device for Sim {
     }
 
     fn copy_in(&self, queue: u64, to: u64, from: &[u8]) -> Result<(), Failure> {
+        self.unrecorded("capture_wait", "a copy that is waited for")?;
         self.on_queue(queue, |state, _| {
             state.memory.at_mut(to, from.len())?.copy_from_slice(from);
             Ok(())
@@ -206,6 +285,7 @@ impl Device for Sim {
     }
 
     fn copy_out(&self, queue: u64, to: &mut [u8], from: u64) -> Result<(), Failure> {
+        self.unrecorded("capture_wait", "a copy that is waited for")?;
         self.on_queue(queue, |state, _| {
             to.copy_from_slice(state.memory.at(from, to.len())?);
             Ok(())
@@ -228,6 +308,7 @@ impl Device for Sim {
     }
 
     fn synchronize(&self, queue: u64) -> Result<(), Failure> {
+        self.unrecorded("capture_wait", "waiting for a queue")?;
         self.on_queue(queue, |_, _| Ok(()))
     }
 
@@ -246,6 +327,52 @@ impl Device for Sim {
                 format!("queue {queue} has no mark"),
             )),
         })
+    }
+
+    fn capture_begin(&self, queue: u64) -> Result<(), Failure> {
+        if matches!(self.config.capture, Some((Fault::None, _))) {
+            let what = "this simulated device was asked to record nothing";
+            return Err(Failure::refused("capture_unsupported", what));
+        }
+        self.on_queue(queue, |state, _| {
+            if state.recording.contains_key(&queue) {
+                let what = format!("queue {queue} is being recorded");
+                return Err(Failure::invalid("argument", what));
+            }
+            state.recording.insert(queue, Some(Vec::new()));
+            Ok(())
+        })
+    }
+
+    fn capture_end(&self, queue: u64) -> Result<u64, Failure> {
+        let noted = self.lock().recording.remove(&queue);
+        let Some(noted) = noted else {
+            let what = format!("queue {queue} is not being recorded");
+            return Err(Failure::invalid("argument", what));
+        };
+        let noted = noted.ok_or_else(|| {
+            let what = "something happened meanwhile that a recording cannot hold";
+            Failure::refused("capture_spoilt", what)
+        })?;
+        self.operate(|state| {
+            let graph = state.next_graph;
+            state.next_graph += 1;
+            state.graphs.insert(graph, noted.into());
+            Ok(graph)
+        })
+    }
+
+    fn graph_launch(&self, queue: u64, graph: u64) -> Result<(), Failure> {
+        self.unrecorded("capture_wait", "a launch of a recording")?;
+        let noted = self.on_queue(queue, |state, _| {
+            let found = state.graphs.get(&graph).cloned();
+            found.ok_or_else(|| Failure::invalid("argument", format!("no graph {graph}")))
+        })?;
+        noted.iter().try_for_each(|work| work.run(self, queue))
+    }
+
+    fn graph_free(&self, graph: u64) {
+        self.lock().graphs.remove(&graph);
     }
 }
 
@@ -282,6 +409,11 @@ mod tests {
         assert_eq!(config(&bad).expect_err("no number").code, "sim_config");
         let bad = [
             ("STRUCTURES_SIM_ARCH", "sm_90"),
+            ("STRUCTURES_SIM_CAPTURE", "alloc"),
+        ];
+        assert_eq!(config(&bad).expect_err("no kind").code, "sim_config");
+        let bad = [
+            ("STRUCTURES_SIM_ARCH", "sm_90"),
             ("STRUCTURES_SIM_LOSE_IN", "add"),
         ];
         assert_eq!(config(&bad).expect_err("no number").code, "sim_config");
@@ -307,10 +439,71 @@ mod tests {
         assert_eq!(sim.synchronize(queue).expect_err("freed").code, "argument");
         sim.queue_free(0);
         sim.synchronize(0).expect("the default queue stays");
+    }
+
+    /// Adds one to what lies in a cell.
+    struct Count;
+
+    impl work::Body for Count {
+        fn run(
+            &self,
+            _: work::Inputs<'_>,
+            _: &mut [work::Value],
+            states: &mut [work::Value],
+        ) -> Result<(), Failure> {
+            states[0].floats_mut()?.iter_mut().for_each(|v| *v += 1.0);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_is_recorded_is_done_when_it_is_launched_and_as_often() {
+        let sim = sim(&[]);
+        let cell = sim.alloc(4, 4).expect("memory");
+        sim.copy_in(0, cell, &0_f32.to_le_bytes()).expect("copies");
+        let now = || {
+            let mut out = [0; 4];
+            sim.copy_out(0, &mut out, cell).expect("copies");
+            f32::from_le_bytes(out)
+        };
+        sim.enqueue(0, Work::on_cell(Arc::new(Count), cell))
+            .expect("runs");
+        sim.capture_begin(0).expect("records");
+        sim.enqueue(0, Work::on_cell(Arc::new(Count), cell))
+            .expect("is noted");
+        sim.enqueue(0, Work::on_cell(Arc::new(Count), cell))
+            .expect("is noted");
+        let graph = sim.capture_end(0).expect("a graph");
+        assert_eq!(now(), 1.0, "a recorded call does nothing");
+        for times in 1..=2 {
+            sim.graph_launch(0, graph).expect("launches");
+            assert_eq!(now(), 1.0 + 2.0 * times as f32);
+        }
+        sim.graph_free(graph);
         assert_eq!(
-            sim.capture_begin(0).expect_err("no capture").code,
-            "capture_unsupported"
+            sim.graph_launch(0, graph).expect_err("freed").code,
+            "argument"
         );
+        assert_eq!(sim.capture_end(0).expect_err("none").code, "argument");
+    }
+
+    #[test]
+    fn what_a_recording_cannot_hold_is_refused_and_spoils_it() {
+        let sim = sim(&[]);
+        let cell = sim.alloc(4, 4).expect("memory");
+        let spoilt = |what: &dyn Fn() -> Result<(), Failure>, code: &str| {
+            sim.capture_begin(0).expect("records");
+            assert_eq!(what().expect_err("refused").code, code);
+            assert_eq!(
+                sim.capture_end(0).expect_err("spoilt").code,
+                "capture_spoilt"
+            );
+        };
+        spoilt(&|| sim.alloc(4, 4).map(|_| ()), "capture_alloc");
+        spoilt(&|| sim.copy_in(0, cell, &[0; 4]), "capture_wait");
+        spoilt(&|| sim.copy_out(0, &mut [0; 4], cell), "capture_wait");
+        spoilt(&|| sim.synchronize(0), "capture_wait");
+        sim.synchronize(0).expect("afterwards all is as before");
     }
 
     #[test]

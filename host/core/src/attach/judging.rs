@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use structures_graph::captured::PlaceNote;
 use structures_graph::session::Plan;
 use structures_graph::OpId;
 
@@ -290,11 +291,19 @@ impl<'a> Prepared<'a> {
             note.operations = operations.len();
             Ok::<_, Error>(note)
         };
-        // In a captured step a seat on a device takes values from host memory and leaves them there.
-        let operations = match judge.captured {
-            true => Vec::new(),
-            false => self.operations(active)?,
-        };
+        let mut operations = self.operations(active)?;
+        if judge.captured && !operations.is_empty() {
+            // A captured step with the host in between takes values from host memory and leaves them there.
+            let mut all = installs(active.iter());
+            all.extend(operations.iter().map(|o| o.install.clone()));
+            let step = judge::device_step(self.model.session(), &self.plan(all)?)?;
+            let host = step.filter(|note| note.place.is_empty());
+            if let Some(PlaceNote { code, reason, .. }) = host {
+                let (code, reason) = (code.unwrap_or_default(), reason.unwrap_or_default());
+                self.gave_up_operations(&operations, &code, &reason);
+                operations.clear();
+            }
+        }
         let mut note = together(self, &operations)?;
         if note.outcome == "activated" {
             self.operations = operations;

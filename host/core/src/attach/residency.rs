@@ -11,7 +11,7 @@ use structures_graph::OpId;
 use super::Prepared;
 use crate::bind::{installs, Bound};
 use crate::error::Error;
-use crate::operations::{Operation, Sizes, Workshop};
+use crate::operations::{reads_housed, Operation, Sizes, Workshop};
 use crate::receipt::{DeviceOperations, RefusalNote};
 use crate::residency::pays;
 use crate::seat::Seat;
@@ -82,7 +82,8 @@ impl Prepared<'_> {
         loop {
             let executes = |op: OpId| kinds.contains(&graph.op(op).kind) && !declined.contains(&op);
             let bytes = |v| sizes.bytes(&graph, &readers, v);
-            let found = pays(&graph, all, &place, executes, bytes);
+            let housed = |op: OpId| reads_housed(&graph, op);
+            let found = pays(&graph, all, &place, executes, housed, bytes);
             let before = declined.len();
             for op in &found {
                 if bound.contains_key(op) {

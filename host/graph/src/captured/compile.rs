@@ -11,6 +11,7 @@ use candle_core::{DType, Tensor};
 use super::arena::{Buf, Layout as Lives, OUTS};
 use super::manifest::StageNote;
 use super::step::{row_major, Place, Planned, Read, Slice, Source, Step, Zip};
+use super::there::{split, Draft, From, PlaceNote, Split, There};
 use super::window::{whole, Content, Declared, Staged, Window, WindowKind};
 use super::{Capture, MOST_INPUTS};
 use crate::graph::{Dim, Graph, OpId, RegionKind, ValueId};
@@ -43,6 +44,8 @@ pub(super) struct Compiler<'a> {
     pub(super) windows: Vec<Window>,
     pub(super) runners: Vec<Planned>,
     pub(super) outputs: Vec<(Buf, Vec<usize>)>,
+    pub(super) there: Option<There>,
+    pub(super) not_there: Option<PlaceNote>,
 }
 
 impl<'a> Compiler<'a> {
@@ -66,33 +69,145 @@ impl<'a> Compiler<'a> {
             windows: Vec::new(),
             runners: Vec::new(),
             outputs: Vec::new(),
+            there: None,
+            not_there: None,
         };
         c.inputs(capture)?;
         c.fixed_regions()?;
         let output = capture.last_row.and_then(|o| graph.outputs.get(o));
         let mut cut = output.and_then(|(_, v)| tail::cut(plan, *v));
-        for step in &plan.steps {
-            match &step.what {
-                What::Op(op) => c.op(*op)?,
-                What::Span { install, ops } => c.span(plan, *install, ops)?,
+        match split(graph, plan, |install| c.stays(plan, install))? {
+            Ok(Some(found)) => {
+                c.plan_steps(plan, found.before.iter().copied(), &mut cut)?;
+                c.there(plan, &found)?;
+                c.keep_last_row(&mut cut);
+                c.plan_steps(plan, found.after.iter().copied(), &mut cut)?;
             }
-            if let Some((value, axis)) = cut.filter(|(value, _)| c.places[value.0].is_some()) {
-                c.keep_last_row(value, axis);
-                cut = None;
+            none => {
+                c.not_there = none.err().map(|(code, reason)| PlaceNote {
+                    place: String::new(),
+                    form: "host".into(),
+                    calls: 0,
+                    crossing: (0, 0),
+                    code: Some(code.into()),
+                    reason: Some(reason),
+                });
+                c.plan_steps(plan, 0..plan.steps.len(), &mut cut)?;
             }
         }
         c.results(capture.windows)?;
         Ok(c)
     }
 
-    /// From here on there is one row: the value's last one, where it lies.
-    fn keep_last_row(&mut self, value: ValueId, axis: usize) {
+    /// Once the value is made: from here on there is one row, its last one, where it lies.
+    fn keep_last_row(&mut self, cut: &mut Option<(ValueId, usize)>) {
+        let Some((value, axis)) = *cut else { return };
         if let Some(place) = &mut self.places[value.0] {
             let rows = place.dims[axis];
             place.offset += rows.saturating_sub(1) * place.strides[axis];
             place.dims[axis] = rows.min(1);
             self.symbols.insert(tail::ROWS, rows.min(1));
+            *cut = None;
         }
+    }
+
+    fn plan_steps(
+        &mut self,
+        plan: &Plan,
+        steps: impl IntoIterator<Item = usize>,
+        cut: &mut Option<(ValueId, usize)>,
+    ) -> Result<(), GraphError> {
+        for step in steps {
+            match &plan.steps[step].what {
+                What::Op(op) => self.op(*op)?,
+                What::Span { install, ops } => self.span(plan, *install, ops)?,
+            }
+            self.keep_last_row(cut);
+        }
+        Ok(())
+    }
+
+    /// Whether an install's runner serves this step at its place.
+    fn stays(&self, plan: &Plan, install: usize) -> Result<bool, GraphError> {
+        let install = &plan.installs[install];
+        let sizes = |v: &ValueId| match self.graph.producer(*v) {
+            // A region grows with the state: it comes at its largest.
+            Some((op, _)) if matches!(self.session.exec(op), Exec::Append(_)) => {
+                let value = &self.graph.value(*v).dims;
+                let size = |d: &Dim| match d {
+                    Dim::Size(n) => *n,
+                    Dim::Symbol(s) => self
+                        .symbols
+                        .get(s.as_str())
+                        .copied()
+                        .unwrap_or(self.capacity),
+                };
+                Ok(value.iter().map(size).collect())
+            }
+            _ => match self.graph.param(*v) {
+                Some(_) => Ok(self.place(*v)?.dims),
+                None => self.dims(*v),
+            },
+        };
+        let dims: Vec<Option<Vec<usize>>> = install
+            .inputs
+            .iter()
+            .map(|v| v.as_ref().map(sizes).transpose())
+            .collect::<Result<_, _>>()?;
+        let dims: Vec<Option<&[usize]>> = dims.iter().map(Option::as_deref).collect();
+        install.runner.stays(&dims)
+    }
+
+    /// The part that runs at a place.
+    fn there(&mut self, plan: &Plan, split: &Split) -> Result<(), GraphError> {
+        let draft = Draft {
+            session: self.session,
+            plan,
+            split,
+        };
+        let mut runners = HashMap::new();
+        let mut recorder = None;
+        for step in &split.there {
+            let What::Span { install: at, .. } = &plan.steps[*step].what else {
+                continue;
+            };
+            let install = &plan.installs[*at];
+            recorder = recorder.or_else(|| install.runner.recorder());
+            runners.insert(*at, self.runners.len());
+            self.runners.push(Planned {
+                name: install.name.clone(),
+                runner: install.runner.clone(),
+                frozen: Frozen::There,
+            });
+        }
+        let name = split.place.name();
+        let Some(recorder) = recorder else {
+            return refused(name, "capture_unplaced", "nobody there keeps memory".into());
+        };
+        let (given, taken) = draft.crossing();
+        let mut from = Vec::with_capacity(given.len());
+        for v in given {
+            let place = self.place(v)?;
+            let dims = place.dims.clone();
+            from.push(match place.source {
+                Source::Numbers(at) => (v, dims, From::Numbers(at)),
+                _ => (v, dims, From::Arena(self.slice(&place, name)?)),
+            });
+        }
+        for (_, _, from) in &from {
+            if let From::Arena(slice) = from {
+                self.touch(slice.source);
+            }
+        }
+        let mut made = Vec::with_capacity(taken.len());
+        for v in taken {
+            made.push((v, self.make(v)?));
+        }
+        let dims = |v: ValueId| self.dims(v);
+        let there = draft.finish(recorder, from, made, dims, |i| runners[&i])?;
+        self.there = Some(there);
+        self.push(Step::There, super::THERE, name, false);
+        Ok(())
     }
 
     fn inputs(&mut self, capture: &Capture<'_>) -> Result<(), GraphError> {
@@ -708,7 +823,7 @@ impl<'a> Compiler<'a> {
         });
         let runner = self.runners.len() - 1;
         match frozen {
-            Frozen::Host => return ops.iter().try_for_each(|op| self.op(*op)),
+            Frozen::Host | Frozen::There => return ops.iter().try_for_each(|op| self.op(*op)),
             Frozen::Served { allocates } => {
                 let mut inputs = Vec::with_capacity(places.len());
                 for place in &places {

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+pub use super::there::PlaceNote;
 use super::window::WindowKind;
 
 /// A captured step.
@@ -27,6 +28,9 @@ pub struct Manifest {
     pub planned_bytes: usize,
     /// Whether the next token and position are chosen inside the step.
     pub greedy: bool,
+    /// What of it runs at a place, or why nothing does though seats sit there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub there: Option<PlaceNote>,
     /// Stages that allocate at every replay, as `operation at value`.
     pub allocating: Vec<String>,
 }

@@ -5,6 +5,9 @@
 //! this crate. What has no such code goes through candle at every replay, allocates, and is listed in the manifest;
 //! so is a span whose runner only takes tensors.
 //!
+//! Seats that all sit at one place, and between which the host does nothing, are a part of the step that stays there: its
+//! calls run on values and regions that lie there, recorded and launched as one where they can be (`there`).
+//!
 //! A captured step has no way round a guard: one that would have fired is an error that names it, and the step was not
 //! made (the state's length advances at the end, if it gets there). Seats count what was planned, once a replay.
 //!
@@ -15,6 +18,7 @@ mod arena;
 mod compile;
 mod manifest;
 mod step;
+mod there;
 mod window;
 
 use std::collections::HashMap;
@@ -35,10 +39,14 @@ use crate::GraphError;
 use arena::{Arena, Rest, OUTS};
 use compile::{copy_dense, gather, names, refused, row_major_of, Compiler};
 use step::{Place, Planned, Read, Slice, Source, Step, Zip};
+use there::There;
 use window::{Content, Window};
 
-pub use manifest::{Manifest, RegionNote, StageNote, WindowNote};
+pub use manifest::{Manifest, PlaceNote, RegionNote, StageNote, WindowNote};
 pub use window::{Declared, WindowKind};
+
+/// Kind of the stage that runs at a place.
+const THERE: &str = "there";
 
 /// Most operands a span may have to be called in the arena.
 const MOST_INPUTS: usize = 16;
@@ -80,6 +88,9 @@ pub struct StaticPlan {
     numbers: Vec<Vec<i64>>,
     windows: Vec<Window>,
     steps: Vec<Step>,
+    there: Option<There>,
+    /// Why nothing stays at a place though seats sit there.
+    not_there: Option<PlaceNote>,
     runners: Vec<Planned>,
     stages: Vec<StageNote>,
     outputs: Vec<(arena::Buf, Vec<usize>)>,
@@ -141,6 +152,8 @@ impl Session {
             numbers: c.numbers,
             windows: c.windows,
             steps: c.steps,
+            there: c.there,
+            not_there: c.not_there,
             runners: c.runners,
             stages: c.stages,
             outputs: c.outputs,
@@ -194,6 +207,10 @@ impl StaticPlan {
                     }
                     Step::Rope { x, cos, sin, .. } => {
                         [x, cos, sin].into_iter().for_each(&mut slice)
+                    }
+                    Step::There => {
+                        let given = self.there.iter().flat_map(There::reads);
+                        given.for_each(&mut slice);
                     }
                     Step::Attend { q, .. } => slice(q),
                     Step::Span { inputs, .. } => {
@@ -255,16 +272,38 @@ impl StaticPlan {
     /// [`GraphError::Guard`] when a guard fired, [`GraphError::Mismatch`] when the state has no room or another form;
     /// the state is as it was.
     pub fn replay(&mut self, state: &mut State, crew: &dyn Crew) -> Result<(), GraphError> {
-        self.run(state, crew)?;
+        self.attempt(state, crew)?;
         for planned in &self.runners {
             planned.runner.replayed(planned.frozen);
         }
         Ok(())
     }
 
+    /// One run; a place that is lost on the way is told to everybody who sits there, and to the state.
+    fn attempt(&mut self, state: &mut State, crew: &dyn Crew) -> Result<(), GraphError> {
+        let done = self.run(state, crew);
+        if let Err(GraphError::PlaceLost { place, reason }) = &done {
+            if let Some(there) = &mut self.there {
+                there.forget();
+            }
+            for planned in &self.runners {
+                if planned.runner.place().is_some_and(|p| p.name() == place) {
+                    planned.runner.place_lost(reason)?;
+                }
+            }
+            state.place_lost(place, reason)?;
+        }
+        done
+    }
+
     fn run(&mut self, state: &mut State, crew: &dyn Crew) -> Result<(), GraphError> {
+        let there = self.there.as_ref();
+        let stays = |region: usize| {
+            there.is_some_and(|there| there.housed.iter().any(|(r, _)| *r == region))
+        };
+        state.home_but(stays)?;
         let len = state.len();
-        if state.batch() != self.batch || !state.holds(self.room) {
+        if state.batch() != self.batch || !state.holds(self.room, stays) {
             return Err(GraphError::Mismatch {
                 what: "state of a captured step".into(),
                 expected: format!("{} rows with room for {} positions", self.batch, self.room),
@@ -282,19 +321,38 @@ impl StaticPlan {
             w.take(&mut self.arena, &mut self.numbers);
         }
         state.begin();
-        let mut run = Run {
-            graph: &self.graph,
-            params: &self.params,
-            tables: &self.tables,
-            arena: &mut self.arena,
-            numbers: &self.numbers,
-            runners: &self.runners,
-            state,
-            crew,
-            valid: len + self.tokens,
-            tokens: self.tokens,
-        };
         for step in &self.steps {
+            if let (Step::There, Some(there)) = (step, &mut self.there) {
+                let params = &self.params;
+                let slice =
+                    |arena: &Arena,
+                     s: &Slice,
+                     f: &mut dyn FnMut(&[f32]) -> Result<(), GraphError>| {
+                        match s.source {
+                            Source::Buf(buf) => f(&arena.get(buf)[s.offset..s.offset + s.len]),
+                            Source::Param(v) => match params[v.0].as_ref().map(held) {
+                                Some(data) => f(&data[s.offset..s.offset + s.len]),
+                                None => f(&[]),
+                            },
+                            _ => f(&[]),
+                        }
+                    };
+                let run = (&mut *state, self.tokens);
+                there.replay(&self.runners, &mut self.arena, slice, &self.numbers, run)?;
+                continue;
+            }
+            let mut run = Run {
+                graph: &self.graph,
+                params: &self.params,
+                tables: &self.tables,
+                arena: &mut self.arena,
+                numbers: &self.numbers,
+                runners: &self.runners,
+                state: &mut *state,
+                crew,
+                valid: len + self.tokens,
+                tokens: self.tokens,
+            };
             run.step(step)?;
         }
         if let Some((g, token, position)) = self.greedy {
@@ -322,7 +380,7 @@ impl StaticPlan {
         times: usize,
     ) -> Result<(), GraphError> {
         let mark = self.mark(state);
-        let done = (0..times).try_for_each(|_| self.run(state, crew));
+        let done = (0..times).try_for_each(|_| self.attempt(state, crew));
         self.restore(state, mark)?;
         done
     }
@@ -446,7 +504,9 @@ impl StaticPlan {
                 dims,
             }
         });
-        let allocating = self.stages.iter().filter(|s| !s.in_place);
+        let alone = self.there.as_ref().is_none_or(|there| !there.allocates());
+        let there = |s: &StageNote| s.kind == THERE && alone;
+        let allocating = self.stages.iter().filter(|s| !s.in_place && !there(s));
         Manifest {
             phase: self.graph.phase.clone(),
             batch: self.batch,
@@ -460,6 +520,10 @@ impl StaticPlan {
             allocating: allocating
                 .map(|s| format!("{} at {}", s.kind, s.at))
                 .collect(),
+            there: match &self.there {
+                Some(there) => Some(there.note()),
+                None => self.not_there.clone(),
+            },
             stages: self.stages.clone(),
         }
     }
@@ -699,6 +763,8 @@ impl Run<'_> {
                 outputs,
                 dims,
             } => self.span(*runner, inputs, outputs, dims)?,
+            // The caller's, who has it.
+            Step::There => {}
             Step::Tensors {
                 runner,
                 inputs,

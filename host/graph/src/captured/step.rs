@@ -188,6 +188,8 @@ pub(super) enum Step {
         outputs: Vec<Buf>,
         dims: Vec<Vec<usize>>,
     },
+    /// The part that runs at a place.
+    There,
     /// A span whose runner takes tensors.
     Tensors {
         runner: usize,

@@ -75,7 +75,8 @@ fn build() -> Option<Fakes> {
     table += "extern const shim::Kernel KERNELS[] = {\n";
     let mut count = 0;
     for name in FILES.iter().flat_map(|file| file.kernels(true)) {
-        table += &format!("  {{\"{name}\", shim::Thunk<{name}>::call}},\n");
+        table +=
+            &format!("  {{\"{name}\", shim::Thunk<{name}>::call, shim::Thunk<{name}>::sizes}},\n");
         count += 1;
     }
     table += &format!("}};\nextern const unsigned KERNEL_COUNT = {count};\n");

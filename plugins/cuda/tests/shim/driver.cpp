@@ -1,6 +1,8 @@
 // A driver library without a device: memory is the process's own, streams do what they are told at once, and
 // a kernel is looked up by name among those compiled for the CPU. What a module's image holds is ignored.
 //
+// A stream that is recorded notes its launches with their arguments and does nothing; memory, copies and waiting spoil it.
+//
 // Environment: FAKE_GPU_COUNT (1), FAKE_GPU_ARCH (90), FAKE_GPU_DRIVER (13000), FAKE_GPU_FREE (8 GiB),
 // FAKE_GPU_LOSE_AFTER launches after which everything answers that the device is gone, FAKE_GPU_BREAK a part
 // of the names of kernels whose launch fails, FAKE_GPU_WRONG of those that do nothing.
@@ -21,7 +23,23 @@ bool names(const char *variable, const char *kernel) {
   const char *part = std::getenv(variable);
   return part && *part && std::strstr(kernel, part);
 }
-enum { OK = 0, INVALID = 1, MEMORY = 2, NOT_FOUND = 500, LOST = 719, LAUNCH = 701 };
+enum { OK = 0, INVALID = 1, MEMORY = 2, NOT_FOUND = 500, LOST = 719, LAUNCH = 701, UNSUPPORTED = 900, SPOILT = 901 };
+struct Noted {
+  const shim::Kernel *kernel;
+  dim3 grid, block;
+  unsigned shared;
+  std::vector<std::vector<unsigned char>> arguments;
+};
+struct Tape {
+  bool spoilt = false;
+  std::vector<Noted> noted;
+};
+// By stream.
+std::map<void *, Tape> recording;
+bool spoils() {
+  for (auto &each : recording) each.second.spoilt = true;
+  return !recording.empty();
+}
 std::map<uintptr_t, size_t> blocks;
 size_t used = 0;
 long launches = 0;
@@ -69,6 +87,7 @@ API cuMemAlloc_v2(uintptr_t *p, size_t n) {
   LOCK;
   if (!current) return 201;
   if (lost()) return LOST;
+  if (spoils()) return UNSUPPORTED;
   if (n + used > (size_t)setting("FAKE_GPU_FREE", (long)8 << 30)) return MEMORY;
   *p = (uintptr_t)std::aligned_alloc(256, (n + 255) / 256 * 256);
   // Poison, as far as what is small enough to be read whole goes.
@@ -111,7 +130,29 @@ API cuMemsetD8Async(uintptr_t p, unsigned char v, size_t n, void *) {
 }
 API cuStreamCreate(void **s, unsigned) { *s = std::malloc(1); return lost() ? LOST : OK; }
 API cuStreamDestroy_v2(void *s) { std::free(s); return OK; }
-API cuStreamSynchronize(void *) { return lost() ? LOST : OK; }
+API cuStreamSynchronize(void *) {
+  LOCK;
+  return lost() ? LOST : spoils() ? UNSUPPORTED : OK;
+}
+API cuStreamBeginCapture_v2(void *s, int) {
+  LOCK;
+  if (lost()) return LOST;
+  return recording.emplace(s, Tape()).second ? OK : INVALID;
+}
+API cuStreamEndCapture(void *s, void **graph) {
+  LOCK;
+  auto it = recording.find(s);
+  if (it == recording.end()) return INVALID;
+  *graph = it->second.spoilt ? nullptr : new Tape(std::move(it->second));
+  recording.erase(it);
+  return lost() ? LOST : *graph ? OK : SPOILT;
+}
+API cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long) {
+  *exec = new Tape(*static_cast<Tape *>(graph));
+  return lost() ? LOST : OK;
+}
+API cuGraphDestroy(void *graph) { delete static_cast<Tape *>(graph); return OK; }
+API cuGraphExecDestroy(void *exec) { delete static_cast<Tape *>(exec); return OK; }
 API cuEventCreate(void **e, unsigned) { *e = std::malloc(1); return lost() ? LOST : OK; }
 API cuEventDestroy_v2(void *e) { std::free(e); return OK; }
 API cuEventRecord(void *, void *) { return lost() ? LOST : OK; }
@@ -129,15 +170,37 @@ API cuModuleGetFunction(const shim::Kernel **f, void *, const char *name) {
 }
 API cuFuncSetAttribute(const shim::Kernel *, int, int) { return OK; }
 API cuLaunchKernel(const shim::Kernel *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                   unsigned bz, unsigned shared, void *, void **params, void **) {
+                   unsigned bz, unsigned shared, void *stream, void **params, void **) {
   LOCK;
   if (!current) return 201;
+  auto tape = recording.find(stream);
+  if (tape != recording.end()) {
+    Noted noted = {f, {gx, gy, gz}, {bx, by, bz}, shared, {}};
+    auto sizes = f->sizes();
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      auto *from = static_cast<unsigned char *>(params[i]);
+      noted.arguments.emplace_back(from, from + sizes[i]);
+    }
+    tape->second.noted.push_back(std::move(noted));
+    return lost() ? LOST : OK;
+  }
   ++launches;
   if (lost()) return LOST;
   if (names("FAKE_GPU_BREAK", f->name)) return LAUNCH;
   if (!gx || !gy || !gz || gy > 65535 || gz > 65535 || shared > 232448) return INVALID;
   if (names("FAKE_GPU_WRONG", f->name)) return OK;
   shim::launch({gx, gy, gz}, {bx, by, bz}, shared, f->call, params);
+  return OK;
+}
+API cuGraphLaunch(void *exec, void *stream) {
+  LOCK;
+  for (Noted &noted : static_cast<Tape *>(exec)->noted) {
+    std::vector<void *> params;
+    for (auto &argument : noted.arguments) params.push_back(argument.data());
+    const dim3 &g = noted.grid, &b = noted.block;
+    if (int answer = cuLaunchKernel(noted.kernel, g.x, g.y, g.z, b.x, b.y, b.z, noted.shared, stream, params.data(), nullptr))
+      return answer;
+  }
   return OK;
 }
 API cuGetErrorName(int e, const char **text) {

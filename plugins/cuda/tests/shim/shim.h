@@ -193,6 +193,8 @@ inline void launch(dim3 g, dim3 b, size_t shared_bytes, void (*f)(void *), void 
 struct Kernel {
   const char *name;
   void (*call)(void *);
+  // Bytes of each argument, for who keeps them.
+  std::vector<size_t> (*sizes)();
 };
 
 template <class... A, size_t... I>
@@ -202,6 +204,7 @@ void apply(void (*f)(A...), void **p, std::index_sequence<I...>) {
 template <auto F> struct Thunk;
 template <class... A, void (*F)(A...)> struct Thunk<F> {
   static void call(void *params) { apply(F, static_cast<void **>(params), std::index_sequence_for<A...>()); }
+  static std::vector<size_t> sizes() { return {sizeof(std::remove_reference_t<A>)...}; }
 };
 
 } // namespace shim
