@@ -256,7 +256,7 @@ mod tests {
             std::fs::write(&packed, b"weights").unwrap();
             [packed, shelf.path(&name(key))]
         });
-        all.iter().flatten().for_each(|path| aged(path));
+        all.iter().flatten().for_each(aged);
         std::fs::write(used.join("a stranger's"), b"").unwrap();
         // Read again, it is not old.
         let again = Shelf::in_dir(&used).unwrap();
