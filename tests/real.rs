@@ -16,11 +16,12 @@ use structures::decode::DecodeLoop;
 use structures::host::Loaded;
 use structures::progress::Silent;
 use structures::release::{consume, note};
+use structures::replay;
 use structures::sampling::Choose;
 use structures::seat::{Admission, OnGuardFail, Rows, Seat};
-use structures::workload::Workload;
+use structures::workload::{Runner, Workload};
 use structures_graph::session::{Install, State};
-use structures_graph::{Alone, Capture, Dim, Greedy};
+use structures_graph::{Alone, Capture, Dim, Greedy, OpKind};
 use structures_models::generate::{greedy, prefill, step};
 use structures_tests::in_process::{any_speed, host, made_samples, resident, Idle};
 use structures_tests::{json, plugins, root, structures, units};
@@ -371,6 +372,64 @@ fn smollm2_replays_exactly_allocates_nothing_and_lets_its_host_go() {
     assert!(note(&model, l.plan()).restored.is_empty());
     let clean = structures::judge::summary(&swaps.seats);
     assert!(clean.clean, "{clean:?}");
+}
+
+/// Attaching from what is kept takes the packed weights and at most a twentieth more.
+#[test]
+#[ignore = "needs the fetched checkpoint: cargo xtask fetch-model smollm2"]
+fn smollm2_attached_takes_its_packed_weights_and_little_more() {
+    let Some(path) = fetched("smollm2") else {
+        return;
+    };
+    let dir = plugins(&["x86"]);
+    let receipts = tempfile::tempdir().unwrap();
+    let mut attach = structures(dir.path());
+    attach
+        .arg("attach")
+        .arg(&path)
+        .args(["--scheme", "w8a16_decode", "--min-speedup", "0"])
+        .args(["--rounds", "1", "--max-samples", "2"])
+        .arg("--receipt-dir")
+        .arg(receipts.path());
+    let (_, document, log) = json(&mut attach);
+    let file = std::fs::read_dir(receipts.path()).unwrap().next();
+    let file = file.expect(&log).unwrap().path();
+    let packed = document["memory"]["packed_bytes"].as_u64().unwrap();
+    if packed == 0 {
+        println!("skipped: this machine lacks what the forms need");
+        return;
+    }
+    let receipt = replay::read(&file).unwrap();
+    let host = host(dir.path());
+    let replayed = || {
+        let model = Loaded::open_later(&path).unwrap();
+        let session = model.session();
+        let prompt = model.model.tokenizer().unwrap().encode("The", true);
+        let prompt = prompt.unwrap();
+        // What the host itself reads in the end is not the forms'.
+        let graph = session.graph();
+        let own = graph.op_ids().filter(|op| {
+            let kind = graph.op(*op).kind;
+            matches!(kind, OpKind::Embedding | OpKind::RmsNorm)
+        });
+        session.read_params(own).unwrap();
+        let before = resident();
+        let made = replay::replay(&host, &model, &receipt, &prompt, OnGuardFail::Raise).unwrap();
+        let runner = Runner::new(session, 8);
+        runner
+            .step(&made.0, &prompt, 0, &mut runner.state(), None)
+            .unwrap();
+        (resident().saturating_sub(before), made.1.len())
+    };
+    // The first packs, and everything comes and goes once.
+    replayed();
+    let (taken, seats) = replayed();
+    println!(
+        "{seats} seats, {packed} bytes packed, {taken} more resident: {:.3}",
+        taken as f64 / packed as f64
+    );
+    assert!(taken >= packed / 2, "the weights are not there");
+    assert!(taken <= packed + packed / 20);
 }
 
 /// What a step costs beside the forms' kernels: the same step whose forms do nothing. That is dispatch, ledger and glue, and

@@ -1,6 +1,6 @@
 //! Tasks of the repository: `cargo xtask demo`, `cargo xtask test`, `cargo xtask fuzz`, `cargo xtask header`,
-//! `cargo xtask fetch-model NAME`, `cargo xtask check-cuda`, `cargo xtask roofline`, `cargo xtask peers`,
-//! `cargo xtask package NAME`.
+//! `cargo xtask fetch-model NAME`, `cargo xtask check-cuda`, `cargo xtask sanitize`, `cargo xtask roofline`,
+//! `cargo xtask peers`, `cargo xtask quality`, `cargo xtask package NAME`.
 //!
 //! Everything a newcomer needs beyond a Rust toolchain and a C compiler is done here or said to be missing with the
 //! reason. A step that cannot run is printed as skipped, never silently left out.
@@ -12,8 +12,10 @@ mod fuzz;
 mod header;
 mod package;
 mod peers;
+mod quality;
 mod roofline;
 mod run;
+mod sanitize;
 mod test;
 
 use std::process::ExitCode;
@@ -64,6 +66,12 @@ const TASKS: &[Task] = &[
         run: check_cuda::run,
     },
     Task {
+        name: "sanitize",
+        usage: "sanitize",
+        about: "kernels and every form of the CPU backends under AddressSanitizer, with a nightly toolchain",
+        run: sanitize::run,
+    },
+    Task {
         name: "roofline",
         usage: "roofline [FORMAT...]",
         about: "measure bandwidth and peaks, and each x86 kernel's share of them",
@@ -74,6 +82,12 @@ const TASKS: &[Task] = &[
         usage: "peers [--python PATH] [--rounds N] [--out FILE]",
         about: "tokens a second beside llama.cpp and torch on the same model, alternating",
         run: peers::run,
+    },
+    Task {
+        name: "quality",
+        usage: "quality [--python PATH] [--out FILE]",
+        about: "perplexity of the schemes beside llama.cpp's types, on the same tokens",
+        run: quality::run,
     },
     Task {
         name: "package",

@@ -4,11 +4,15 @@
     peers.py quantise SOURCE TARGET TYPE     a GGUF in another type; what is packed already is packed again
     peers.py llama MODEL THREADS             then `prefill N` or `decode N` a line, tokens a second back
     peers.py torch MODEL THREADS             the same in bf16, eager, from a GGUF through transformers
+    peers.py samples MODEL TEXT N            the text as lines of N token ids each, by the model's own tokenizer
+    peers.py perplexity MODEL THREADS LINES  tokens that have one before them, and exp of their mean -ln p
 
 Decoding is greedy after 32 tokens, a prompt asks for the last token's scores alone: what ours does.
 """
 
 import ctypes
+import json
+import math
 import sys
 import time
 
@@ -36,8 +40,8 @@ class Llama:
         context.n_ctx, context.n_batch, context.n_ubatch = 1024, 512, 512
         context.n_threads = context.n_threads_batch = threads
         self.context = lib.llama_init_from_model(self.model, context)
-        vocab = lib.llama_model_get_vocab(self.model)
-        self.vocabulary = lib.llama_vocab_n_tokens(vocab)
+        self.vocab = lib.llama_model_get_vocab(self.model)
+        self.vocabulary = lib.llama_vocab_n_tokens(self.vocab)
         self.choose = lib.llama_sampler_init_greedy()
 
     def run(self, tokens):
@@ -48,6 +52,34 @@ class Llama:
 
     def next(self):
         return self.lib.llama_sampler_sample(self.choose, self.context, -1)
+
+    def tokens(self, text):
+        room = (self.lib.llama_token * (len(text) + 8))()
+        n = self.lib.llama_tokenize(self.vocab, text, len(text), room, len(room), False, False)
+        if n < 0:
+            sys.exit("llama_tokenize failed")
+        return list(room[:n])
+
+    def surprise(self, tokens):
+        """-ln p of every token but the first, each after those before it."""
+        import numpy
+
+        self.clear()
+        batch = self.lib.llama_batch_init(len(tokens), 0, 1)
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, i, True
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+        if self.lib.llama_decode(self.context, batch) != 0:
+            sys.exit("llama_decode failed")
+        found = []
+        for i, token in enumerate(tokens[1:]):
+            row = self.lib.llama_get_logits_ith(self.context, i)
+            row = numpy.ctypeslib.as_array(row, (self.vocabulary,)).astype(numpy.float64)
+            top = row.max()
+            found.append(top + numpy.log(numpy.exp(row - top).sum()) - row[token])
+        self.lib.llama_batch_free(batch)
+        return found
 
     def clear(self):
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
@@ -135,6 +167,18 @@ def main(args):
             serve(Llama(path, int(threads)))
         case ["torch", path, threads]:
             serve(Torch(path, int(threads)))
+        case ["samples", path, text, n]:
+            with open(text, "rb") as file:
+                tokens = Llama(path, 1).tokens(file.read())
+            for at in range(0, len(tokens), int(n)):
+                print(json.dumps({"tokens": tokens[at : at + int(n)]}))
+        case ["perplexity", path, threads, lines]:
+            arm = Llama(path, int(threads))
+            with open(lines) as file:
+                samples = [json.loads(line)["tokens"] for line in file]
+            surprise = [v for tokens in samples for v in arm.surprise(tokens)]
+            perplexity = math.exp(math.fsum(surprise) / len(surprise))
+            print(json.dumps({"tokens": len(surprise), "perplexity": perplexity}))
         case _:
             sys.exit(__doc__)
 

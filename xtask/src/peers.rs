@@ -6,7 +6,7 @@
 //! `llama-cpp-python` for this machine. A peer that is not there leaves its rows out, and that is said.
 //!
 //! Our side is the shipped file in every scheme; the peer's other types are made of it by llama.cpp, so they are rounded
-//! twice. Speed does not see that; nothing here measures quality.
+//! twice. Speed does not see that; quality is `quality`'s.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use serde_json::{json, Value};
 use crate::run::{cargo, release_dir, root, step};
 
 const DRIVER: &str = include_str!("peers.py");
-const MODEL: &str = "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
+pub(crate) const MODEL: &str = "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
 const USAGE: &str = "peers [--python PATH] [--model FILE.gguf] [--rounds N] [--threads N] [--only TEXT] [--out FILE.json]";
 
 /// A comparison.
@@ -189,21 +189,8 @@ impl Wish {
 /// See the module.
 pub fn run(args: &[String]) -> Result<(), String> {
     let wish = Wish::parse(args)?;
-    let work = release_dir().with_file_name("peers");
-    std::fs::create_dir_all(&work).map_err(|e| format!("{}: {e}", work.display()))?;
-    let driver = work.join("peers.py");
-    std::fs::write(&driver, DRIVER).map_err(|e| format!("{}: {e}", driver.display()))?;
-    let packages = ["structures-cli", "structures-plugin-x86"].map(|p| ["-p", p]);
-    step(
-        "build",
-        cargo()
-            .args(["build", "--release"])
-            .args(packages.as_flattened()),
-    )?;
-    let python = match &wish.python {
-        Some(python) => python.clone(),
-        None => own_python(&work)?,
-    };
+    let (work, python) = tools(wish.python.as_deref())?;
+    let driver = driver(&work)?;
     let version = answer(Command::new(&python).arg(&driver).arg("version"))?;
     println!("llama-cpp-python {}", version.trim().replace('\n', ": "));
     let mut found = Vec::new();
@@ -232,14 +219,42 @@ pub fn run(args: &[String]) -> Result<(), String> {
         "schema": 1, "peers": version.trim(), "threads": wish.threads, "rounds": wish.rounds,
         "model": wish.model.file_name().map(|n| n.to_string_lossy()), "rows": found,
     });
-    if let Some(out) = &wish.out {
-        let text = serde_json::to_string_pretty(&document).map_err(|e| e.to_string())?;
-        let beside = out.with_extension("tmp");
-        let written =
-            std::fs::write(&beside, text + "\n").and_then(|()| std::fs::rename(&beside, out));
-        written.map_err(|e| format!("{}: {e}", out.display()))?;
+    match &wish.out {
+        Some(out) => write_json(out, &document),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// Our programs built, a directory to work in, and a Python that has the peers.
+pub(crate) fn tools(python: Option<&Path>) -> Result<(PathBuf, PathBuf), String> {
+    let work = release_dir().with_file_name("peers");
+    std::fs::create_dir_all(&work).map_err(|e| format!("{}: {e}", work.display()))?;
+    let packages = ["structures-cli", "structures-plugin-x86"].map(|p| ["-p", p]);
+    step(
+        "build",
+        cargo()
+            .args(["build", "--release"])
+            .args(packages.as_flattened()),
+    )?;
+    let python = match python {
+        Some(python) => python.to_path_buf(),
+        None => own_python(&work)?,
+    };
+    Ok((work, python))
+}
+
+/// The peers' program, laid into the directory.
+pub(crate) fn driver(work: &Path) -> Result<PathBuf, String> {
+    let driver = work.join("peers.py");
+    std::fs::write(&driver, DRIVER).map_err(|e| format!("{}: {e}", driver.display()))?;
+    Ok(driver)
+}
+
+pub(crate) fn write_json(out: &Path, document: &Value) -> Result<(), String> {
+    let text = serde_json::to_string_pretty(document).map_err(|e| e.to_string())?;
+    let beside = out.with_extension("tmp");
+    let written = std::fs::write(&beside, text + "\n").and_then(|()| std::fs::rename(&beside, out));
+    written.map_err(|e| format!("{}: {e}", out.display()))
 }
 
 fn line(row: &Value) -> String {
@@ -282,7 +297,7 @@ fn own_python(work: &Path) -> Result<PathBuf, String> {
     Ok(python)
 }
 
-fn answer(command: &mut Command) -> Result<String, String> {
+pub(crate) fn answer(command: &mut Command) -> Result<String, String> {
     let out = command.stderr(Stdio::null()).output();
     let out = out.map_err(|e| format!("cannot start {:?}: {e}", command.get_program()))?;
     match out.status.success() {
@@ -345,7 +360,7 @@ fn measure(
 }
 
 /// The file in another type, made once.
-fn quantised(
+pub(crate) fn quantised(
     model: &Path,
     kind: &str,
     python: &Path,

@@ -397,7 +397,7 @@ impl Loaded {
 
     /// sha256 over every byte of weights, configuration and tokenizer.
     pub fn sha256(&self) -> Result<String, Error> {
-        Ok(self.model.description.checkpoint.digest()?)
+        Ok(self.model.digest()?)
     }
 
     /// Refuses samples that do not fit into the context.

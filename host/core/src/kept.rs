@@ -7,12 +7,16 @@
 //! Bind parity needs the weights in f32, and reading those is what takes time. So when a seat held against its reference,
 //! what it answered to one small call is put beside its name: the *witness*. The next replay binds without matrices,
 //! repeats the call, and takes the seat when the answer is the same, bit by bit. Another answer, or none, is no error: the
-//! seat is bound and compared as at first. A shelf may be deleted at any time.
+//! seat is bound and compared as at first. A shelf may be deleted at any time; what no start has used for [`UNUSED`] goes
+//! when something else is put beside it, of every checkpoint and of plugins that are replaced.
 //!
 //! Owns names and witnesses. Does not own what a plugin writes, nor what is compared (`trial`).
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
+use std::time::{Duration, SystemTime};
 
 use candle_core::{Device, Tensor};
 use serde::Serialize;
@@ -26,10 +30,14 @@ const DIR: &str = "packed";
 /// Digits of a sha256 that make a name: no two in a cache are alike by chance.
 const DIGITS: usize = 32;
 
+/// How long what nobody uses stays.
+pub const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
+
 /// Where the packed weights of one checkpoint are kept.
 #[derive(Debug)]
 pub struct Shelf {
     dir: PathBuf,
+    swept: Once,
 }
 
 /// What a form answered to one call when it held against its reference.
@@ -52,7 +60,10 @@ impl Shelf {
     /// As `open`, at a place of the caller's choice.
     pub fn in_dir(dir: &Path) -> Option<Self> {
         match private_directory(dir) {
-            Ok(()) => Some(Shelf { dir: dir.into() }),
+            Ok(()) => Some(Shelf {
+                dir: dir.into(),
+                swept: Once::new(),
+            }),
             Err(e) => {
                 let dir = dir.display();
                 tracing::warn!("{dir}: {e}; packed weights are not kept for the next start");
@@ -107,6 +118,9 @@ impl Shelf {
         };
         let inputs = side("in")?;
         let outputs = side("out")?.into_iter();
+        // That it was used; where it cannot be said, it is packed again one day.
+        let used = File::options().append(true).open(&path);
+        let _ = used.and_then(|file| file.set_modified(SystemTime::now()));
         Some(Witness {
             inputs,
             outputs: outputs
@@ -124,6 +138,52 @@ impl Shelf {
         if let Err(e) = written {
             let _ = std::fs::remove_file(&beside);
             tracing::warn!("{}: {e}; the next start compares again", path.display());
+        }
+        self.swept.call_once(|| {
+            if let Some(all) = self.dir.parent() {
+                sweep(all, SystemTime::now());
+            }
+        });
+    }
+}
+
+/// Removes from all shelves what was not used for so long, and shelves that are empty then. Another process may do the
+/// same, or be killed meanwhile: every name is whole or packed again.
+fn sweep(all: &Path, now: SystemTime) {
+    let entries = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let age = |path: &Path| {
+        let changed = std::fs::metadata(path).and_then(|m| m.modified());
+        changed.ok().and_then(|at| now.duration_since(at).ok())
+    };
+    for shelf in entries(all).map(|e| e.path()).filter(|p| p.is_dir()) {
+        // Of a name's files the witness is touched when they are used, the others when they are written.
+        let mut youngest: HashMap<String, (Duration, Vec<PathBuf>)> = HashMap::new();
+        for file in entries(&shelf) {
+            let name = file.file_name().to_string_lossy().into_owned();
+            let Some((key, path)) = name.get(..DIGITS).zip(Some(file.path())) else {
+                continue;
+            };
+            let Some(age) = age(&path) else { continue };
+            let of = youngest.entry(key.into()).or_insert((age, Vec::new()));
+            of.0 = of.0.min(age);
+            of.1.push(path);
+        }
+        let (mut files, mut left) = (0, false);
+        for (age, paths) in youngest.into_values() {
+            for path in paths.iter().filter(|_| age > UNUSED) {
+                match std::fs::remove_file(path) {
+                    Ok(()) => files += 1,
+                    Err(e) => tracing::warn!("{}: {e}; it is not used", path.display()),
+                }
+            }
+            left |= age <= UNUSED;
+        }
+        if files > 0 {
+            tracing::info!("{}: {files} unused files removed", shelf.display());
+            if !left {
+                // Not where somebody puts something there at this moment.
+                let _ = std::fs::remove_dir(&shelf);
+            }
         }
     }
 }
@@ -173,6 +233,52 @@ mod tests {
         assert_eq!(bits(&back.outputs[0].1), [0x8000_0000]);
         std::fs::write(shelf.path("n"), b"half a file").unwrap();
         assert!(shelf.witness("n").is_none());
+    }
+
+    #[test]
+    fn what_nobody_used_for_long_goes_when_something_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let [old, used, here] = ["old", "used", "here"].map(|name| dir.path().join(name));
+        let witness = Witness {
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+        };
+        let name = |c: char| c.to_string().repeat(DIGITS);
+        let aged = |path: &PathBuf| {
+            let file = File::options().append(true).open(path).unwrap();
+            file.set_modified(SystemTime::now() - UNUSED - Duration::from_secs(60))
+                .unwrap();
+        };
+        let all = [(&old, 'a'), (&used, 'b'), (&used, 'c')].map(|(shelf, key)| {
+            let shelf = Shelf::in_dir(shelf).unwrap();
+            shelf.keep(&name(key), &witness);
+            let packed = shelf.dir.join(format!("{}-isa-0.packed", name(key)));
+            std::fs::write(&packed, b"weights").unwrap();
+            [packed, shelf.path(&name(key))]
+        });
+        all.iter().flatten().for_each(|path| aged(path));
+        std::fs::write(used.join("a stranger's"), b"").unwrap();
+        // Read again, it is not old.
+        let again = Shelf::in_dir(&used).unwrap();
+        assert!(again.witness(&name('b')).is_some());
+        Shelf::in_dir(&here).unwrap().keep(&name('d'), &witness);
+
+        let files = |dir: &Path| -> Vec<String> {
+            let entries = std::fs::read_dir(dir).into_iter().flatten();
+            let names = entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned());
+            let mut names: Vec<String> = names.collect();
+            names.sort();
+            names
+        };
+        assert!(!old.exists(), "{:?}", files(&old));
+        let b = name('b');
+        let kept = [
+            "a stranger's".to_string(),
+            format!("{b}-isa-0.packed"),
+            format!("{b}.witness"),
+        ];
+        assert_eq!(files(&used), kept);
+        assert_eq!(files(&here), [format!("{}.witness", name('d'))]);
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub use kinds::word as activation_word;
 pub use ops::{AttrValue, Attrs, OpKind};
 pub use place::{Away, AwayOutcome, Held, Place, Quarters, Recorded, Recorder, Unserved};
 pub use session::{
-    Frozen, Install, Observer, Originals, ParamSource, Plan, Session, SpanOutcome, SpanRunner,
-    State, Stored,
+    Frozen, Install, Observer, Originals, ParamSource, Plan, Rows, Session, SpanOutcome,
+    SpanRunner, State, Stored,
 };
 pub use tree::{Module, ModuleKind, ModuleTree};

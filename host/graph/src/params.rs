@@ -12,7 +12,7 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use candle_core::{DType, Tensor};
 
 use crate::graph::{Dim, Graph, Origin, ParamRef, ValueId};
-use crate::session::{listed, ParamSource};
+use crate::session::{listed, ParamSource, Rows};
 use crate::GraphError;
 
 /// Gives released parameters back.
@@ -43,6 +43,8 @@ struct Cells {
     values: Vec<Cell>,
     /// How often each parameter came back.
     restored: BTreeMap<String, u64>,
+    /// Those that are looked up without being read as tensors; `None` where the source has no such form.
+    tables: HashMap<ValueId, Option<Arc<dyn Rows>>>,
 }
 
 #[derive(Clone)]
@@ -93,6 +95,7 @@ impl Params {
             cells: RwLock::new(Cells {
                 values,
                 restored: BTreeMap::new(),
+                tables: HashMap::new(),
             }),
         }
     }
@@ -105,6 +108,7 @@ impl Params {
         for v in &stored.values {
             if let Some((_, tensor)) = part(&self.graph, *v, &whole)? {
                 cells.values[v.0] = Cell::Held(tensor);
+                cells.tables.remove(v);
             }
         }
         Ok(())
@@ -145,6 +149,33 @@ impl Params {
         matches!(self.read().values.get(value.0), Some(Cell::Unread))
     }
 
+    /// The rows of a value that nobody has read as a tensor, where its source keeps them in a smaller form. They stay
+    /// until somebody needs the tensor.
+    pub(crate) fn table(&self, value: ValueId) -> Result<Option<Arc<dyn Rows>>, GraphError> {
+        let param = match (self.unread(value), self.graph.param(value)) {
+            (true, Some((param, _))) if param.rows.is_none() => param,
+            _ => return Ok(None),
+        };
+        if let Some(known) = self.read().tables.get(&value) {
+            return Ok(known.clone());
+        }
+        let Some(source) = &self.source else {
+            return Ok(None);
+        };
+        let declared = &self.graph.value(value).dims;
+        // A table of another shape is for whoever reads the tensor to refuse.
+        let fits = |rows: &Arc<dyn Rows>| {
+            let (count, width) = rows.dims();
+            declared[..] == [Dim::Size(count), Dim::Size(width)]
+        };
+        let table = source.rows(param)?.filter(fits);
+        let mut cells = self.write();
+        if !matches!(cells.values[value.0], Cell::Unread) {
+            return Ok(None);
+        }
+        Ok(cells.tables.entry(value).or_insert(table).clone())
+    }
+
     /// Nobody waits while it is read; of two who read the same, the first is kept.
     fn bring_back(&self, value: ValueId) -> Result<Option<Tensor>, GraphError> {
         let Some((param, _)) = self.graph.param(value) else {
@@ -183,6 +214,7 @@ impl Params {
         for stored in stored(&self.graph).filter(|s| s.param == *param) {
             for v in stored.values {
                 cells.values[v.0] = Cell::Gone(from.cloned());
+                cells.tables.remove(&v);
             }
         }
     }
@@ -377,6 +409,97 @@ mod tests {
             e => panic!("{e}"),
         }
         assert!(s.param(&o.param).is_err() && s.restored().is_empty());
+    }
+
+    /// What keeps its matrices as tables: which were read as tensors.
+    #[derive(Default)]
+    struct Tables {
+        odd: bool,
+        read: std::sync::Mutex<Vec<String>>,
+    }
+
+    struct Table(Vec<Vec<f32>>);
+
+    impl Rows for Table {
+        fn dims(&self) -> (usize, usize) {
+            (self.0.len(), self.0[0].len())
+        }
+
+        fn row(&self, at: usize, out: &mut [f32]) -> Result<(), GraphError> {
+            out.copy_from_slice(&self.0[at]);
+            Ok(())
+        }
+    }
+
+    impl ParamSource for Tables {
+        fn tensor(&self, param: &ParamRef) -> Result<Tensor, GraphError> {
+            self.read.lock().unwrap().push(param.path.clone());
+            Random.tensor(param)
+        }
+
+        fn rows(&self, param: &ParamRef) -> Result<Option<Arc<dyn Rows>>, GraphError> {
+            let mut rows = Random.tensor(param)?.to_vec2::<f32>().unwrap();
+            rows.truncate(rows.len() - usize::from(self.odd));
+            Ok(Some(Arc::new(Table(rows))))
+        }
+    }
+
+    fn embed_reads(source: &Tables) -> usize {
+        let read = source.read.lock().unwrap();
+        read.iter().filter(|p| *p == "embed").count()
+    }
+
+    #[test]
+    fn rows_are_looked_up_without_the_tensor_to_the_same_bits() {
+        let want = run(&Session::new(decoder(), &Random).unwrap()).unwrap();
+        let source = Arc::new(Tables::default());
+        let s = Session::reading_later(decoder(), source.clone()).unwrap();
+        s.read_params(s.graph().op_ids()).unwrap();
+        assert_eq!(run(&s).unwrap(), want);
+
+        let captured = |s: &Session| {
+            let mut state = s.new_state(1, 16);
+            state.reserve().unwrap();
+            let capture = Capture {
+                inputs: &inputs(4, 1),
+                state: &state,
+                windows: &[],
+                greedy: None::<Greedy>,
+            };
+            let mut step = s.capture(&s.host_plan(), &capture).unwrap();
+            step.replay(&mut state, &crate::Alone).unwrap();
+            let made = step.read(&s.graph().outputs[0].0).unwrap();
+            let made = made.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            made.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let tensors = captured(&Session::new(decoder(), &Random).unwrap());
+        assert_eq!(captured(&s), tensors);
+        assert_eq!(embed_reads(&source), 0);
+
+        let ids = Tensor::from_vec(vec![3u32, 11], (1, 2), &Device::Cpu).unwrap();
+        let at = Tensor::from_vec(vec![0u32, 1], 2, &Device::Cpu).unwrap();
+        let beyond = s.run(&s.host_plan(), &[ids, at], &mut s.new_state(1, 0), None);
+        let said = beyond.unwrap_err().to_string();
+        assert!(said.contains("id 11") && said.contains("of 11"), "{said}");
+
+        // Whoever needs the tensor gets it, and then everybody does.
+        let stored = s.stored();
+        let embed = stored.iter().find(|p| p.param.path == "embed").unwrap();
+        assert!(s.unread(embed));
+        s.param(&embed.param).unwrap().unwrap();
+        assert!(s.holds(embed) && s.table(embed.values[0]).unwrap().is_none());
+        assert_eq!((run(&s).unwrap(), embed_reads(&source)), (want, 1));
+    }
+
+    #[test]
+    fn a_table_of_another_shape_is_not_used() {
+        let source = Arc::new(Tables {
+            odd: true,
+            ..Tables::default()
+        });
+        let s = Session::reading_later(decoder(), source.clone()).unwrap();
+        let want = run(&Session::new(decoder(), &Random).unwrap()).unwrap();
+        assert_eq!((run(&s).unwrap(), embed_reads(&source)), (want, 1));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 
 use crate::graph::{Dim, Graph, Layout, OpId, Origin, ParamRef, ValueId};
-use crate::kernels::{reshaped, Kernel, ReshapeDim};
+use crate::kernels::{look_up, reshaped, Kernel, ReshapeDim};
 use crate::ops::{AttrValue, OpKind};
 use crate::params::{stored, Params};
 use crate::place::{Away, AwayOutcome, Held, Place, Quarters, Recorder, Unserved};
@@ -35,6 +35,28 @@ pub trait ParamSource {
     /// The tensor of a parameter (all rows when `rows` is `None`). The session asks for whole parameters only and
     /// cuts row ranges itself, so that ranges of one parameter share its memory.
     fn tensor(&self, param: &ParamRef) -> Result<Tensor, GraphError>;
+
+    /// The parameter as a table to look rows up in, where it is kept in a form that is smaller than f32; `None` where
+    /// it is not, and then the tensor is read.
+    ///
+    /// # Errors
+    /// As [`ParamSource::tensor`].
+    fn rows(&self, param: &ParamRef) -> Result<Option<Arc<dyn Rows>>, GraphError> {
+        let _ = param;
+        Ok(None)
+    }
+}
+
+/// A matrix of which single rows are read.
+pub trait Rows: Send + Sync {
+    /// Its rows and their width.
+    fn dims(&self) -> (usize, usize);
+
+    /// Fills `out`, of the width, with a row that exists, to the bit as [`ParamSource::tensor`] has it. Allocates nothing.
+    ///
+    /// # Errors
+    /// A value that is not finite.
+    fn row(&self, at: usize, out: &mut [f32]) -> Result<(), GraphError>;
 }
 
 /// Sees values while a plan runs: the run's inputs and every result that is made. Values inside an installed span
@@ -419,17 +441,33 @@ impl Session {
         self.params.restored()
     }
 
+    /// The parameter as a table to look rows up in, when it was not read as a tensor and its source keeps one.
+    pub(crate) fn table(&self, value: ValueId) -> Result<Option<Arc<dyn Rows>>, GraphError> {
+        self.params.table(value)
+    }
+
     /// Reads the parameters of these operations now, where they are read later: beside other work.
     ///
     /// # Errors
     /// The source's.
     pub fn read_params(&self, ops: impl IntoIterator<Item = OpId>) -> Result<(), GraphError> {
         for op in ops {
+            let table = self.looked_up(op);
             for value in self.graph.op(op).inputs.iter().flatten() {
-                self.params.get(*value)?;
+                if table != Some(*value) || self.params.table(*value)?.is_none() {
+                    self.params.get(*value)?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// The value an operation looks rows up in.
+    pub(crate) fn looked_up(&self, op: OpId) -> Option<ValueId> {
+        match (&self.exec[op.0], self.graph.op(op).inputs.as_slice()) {
+            (Exec::Kernel(Kernel::Embedding), [_, table]) => *table,
+            _ => None,
+        }
     }
 
     /// Empty regions for `batch` rows; `capacity_hint` positions are allocated at the first append.
@@ -636,8 +674,18 @@ impl Session {
         }
         let results = match &self.exec[id.0] {
             Exec::Kernel(k) => {
-                let inputs = self.gather(&op.inputs, env)?;
-                k.run(&inputs, None).map_err(|f| f.at(op.kind, at()))?
+                let table = match self.looked_up(id) {
+                    Some(v) if env[v.0].is_none() => self.params.table(v)?,
+                    _ => None,
+                };
+                match table {
+                    Some(table) => {
+                        let ids = self.gather(&op.inputs[..1], env)?;
+                        look_up(&*table, ids.first().and_then(Option::as_ref))
+                    }
+                    None => k.run(&self.gather(&op.inputs, env)?, None),
+                }
+                .map_err(|f| f.at(op.kind, at()))?
             }
             Exec::Append(region) | Exec::Write(region) => {
                 let inputs = self.gather(&op.inputs[..1], env)?;

@@ -16,6 +16,7 @@ pub mod decoder;
 pub mod error;
 pub mod families;
 pub mod generate;
+pub mod later;
 pub mod model;
 pub mod multimodal;
 mod packed;

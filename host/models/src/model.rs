@@ -11,6 +11,7 @@ use structures_graph::{Graph, GraphError, ModuleTree, ParamRef, ParamSource, Ses
 use crate::checkpoint::Checkpoint;
 use crate::config::DecoderConfig;
 use crate::families::{self, Blueprint};
+use crate::later::Later;
 use crate::multimodal::{Eyes, Sight};
 use crate::params::{CheckpointParams, ParamMap};
 use crate::tokenizer::{fault, Tokenizer};
@@ -100,7 +101,9 @@ pub struct Model {
     /// The sessions of its other phases, when it sees.
     pub eyes: Option<Eyes>,
     /// Its tokenizer, or why there is none.
-    tokenizer: Result<Tokenizer, String>,
+    tokenizer: Later<Result<Tokenizer, String>>,
+    /// Of every byte, where that was begun when it was opened.
+    digest: Option<Later<Result<String, ModelError>>>,
 }
 
 impl std::fmt::Debug for Model {
@@ -117,20 +120,31 @@ impl Model {
     }
 
     /// As [`Model::open`], and a weight is read when it is first used: what is served by other means is never in memory. A
-    /// weight that cannot be read is then an error of the run that wants it. A model with several phases shares its
+    /// weight that cannot be read is then an error of the run that wants it. The digest is begun at once, beside what
+    /// comes next: whoever opens a model like this compares it. A model with several phases shares its
     /// weights among them and is loaded at once.
     pub fn open_later(path: &Path) -> Result<Self, ModelError> {
         let description = Description::open(path)?;
         if !description.phases.is_empty() {
             return Self::load(description);
         }
+        let tokenizer = tokenizer_of(&description);
+        let checkpoint = description.checkpoint.clone();
+        let digest = Later::begin("digest", move || checkpoint.digest());
         let source = Arc::new(description.loader());
         let session = Session::reading_later(description.graph.clone(), source)?;
-        Ok(Self::with(description, session, None))
+        Ok(Model {
+            description,
+            session,
+            eyes: None,
+            tokenizer,
+            digest: Some(digest),
+        })
     }
 
     /// Loads the weights of a described model.
     pub fn load(description: Description) -> Result<Self, ModelError> {
+        let tokenizer = tokenizer_of(&description);
         let source = Loading {
             params: description.loader(),
             loaded: (!description.phases.is_empty()).then(RefCell::default),
@@ -148,22 +162,23 @@ impl Model {
             }),
             _ => None,
         };
-        Ok(Self::with(description, session, eyes))
-    }
-
-    fn with(description: Description, session: Session, eyes: Option<Eyes>) -> Self {
-        let tokenizer = match Tokenizer::open(&description.checkpoint, &description.config) {
-            Ok(Some(t)) => Ok(t),
-            Ok(None) => {
-                Err("expected tokenizer.json or a vocabulary in the file, found none".into())
-            }
-            Err(e) => Err(e.to_string()),
-        };
-        Model {
+        Ok(Model {
             description,
             session,
             eyes,
             tokenizer,
+            digest: None,
+        })
+    }
+
+    /// Sha256 over every byte of weights, configuration and tokenizer.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::digest`].
+    pub fn digest(&self) -> Result<String, ModelError> {
+        match self.digest.as_ref().and_then(Later::get) {
+            Some(Ok(digest)) => Ok(digest.clone()),
+            _ => self.description.checkpoint.digest(),
         }
     }
 
@@ -189,11 +204,28 @@ impl Model {
 
     /// The tokenizer; without one, why, and what to do.
     pub fn tokenizer(&self) -> Result<&Tokenizer, ModelError> {
-        self.tokenizer.as_ref().map_err(|reason| {
-            let help = "give token ids instead of text, or add the model's tokenizer.json";
-            fault(self.description.checkpoint.path(), reason.as_str(), help)
-        })
+        let reason = match self.tokenizer.get() {
+            Some(Ok(tokenizer)) => return Ok(tokenizer),
+            Some(Err(reason)) => reason.as_str(),
+            None => "making it panicked",
+        };
+        let help = "give token ids instead of text, or add the model's tokenizer.json";
+        Err(fault(self.description.checkpoint.path(), reason, help))
     }
+}
+
+/// Takes a while, and nobody needs it before the first text.
+fn tokenizer_of(description: &Description) -> Later<Result<Tokenizer, String>> {
+    let (checkpoint, config) = (description.checkpoint.clone(), description.config.clone());
+    Later::begin("tokenizer", move || {
+        match Tokenizer::open(&checkpoint, &config) {
+            Ok(Some(t)) => Ok(t),
+            Ok(None) => {
+                Err("expected tokenizer.json or a vocabulary in the file, found none".into())
+            }
+            Err(e) => Err(e.to_string()),
+        }
+    })
 }
 
 /// Keeps the first error as it was: the session's own error type cannot carry it.

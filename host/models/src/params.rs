@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use indexmap::IndexMap;
 use structures_graph::session::ParamSource;
-use structures_graph::{GraphError, ParamRef};
+use structures_graph::{GraphError, ParamRef, Rows};
 
 use crate::checkpoint::{Checkpoint, TensorInfo};
 use crate::ModelError;
@@ -197,10 +197,28 @@ impl CheckpointParams {
 
 impl ParamSource for CheckpointParams {
     fn tensor(&self, param: &ParamRef) -> Result<Tensor, GraphError> {
-        self.load(param).map_err(|e| GraphError::MissingParam {
-            param: param.to_string(),
-            reason: e.to_string(),
-        })
+        self.load(param).map_err(|e| unread(param, &e))
+    }
+
+    fn rows(&self, param: &ParamRef) -> Result<Option<Arc<dyn Rows>>, GraphError> {
+        let one = match self.map.get(&param.path, &param.name) {
+            Some((spec, _)) if spec.rows == RowOrder::Published && param.rows.is_none() => {
+                match spec.tensors.as_slice() {
+                    [one] => one,
+                    _ => return Ok(None),
+                }
+            }
+            _ => return Ok(None),
+        };
+        let rows = self.checkpoint.rows(one).map_err(|e| unread(param, &e))?;
+        Ok(rows.map(|rows| Arc::new(rows) as Arc<dyn Rows>))
+    }
+}
+
+fn unread(param: &ParamRef, e: &ModelError) -> GraphError {
+    GraphError::MissingParam {
+        param: param.to_string(),
+        reason: e.to_string(),
     }
 }
 

@@ -57,6 +57,12 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         Some(_) => open_model_later(&args.model)?,
         None => open_model(&args.model)?,
     };
+    let wish = adopt(args.adopt.as_deref())?;
+    // What is adopted needs no scheme, and nothing else is bound without one.
+    let scheme = args.scheme.clone().or(wish.as_ref().map(|_| "none".into()));
+    // What takes a while beside the model's tokenizer and digest; a failure is of no interest before theirs.
+    let host = scheme.is_some() || receipt.is_some();
+    let host = host.then(|| cx.host());
     let tokenizer = model.model.tokenizer()?;
     let prompt = tokenizer.encode(&args.prompt, true)?;
     let guard = if args.strict {
@@ -65,16 +71,12 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         OnGuardFail::Fallback
     };
     let progress = Bars::new(cx.global.quiet);
-    let wish = adopt(args.adopt.as_deref())?;
-    // What is adopted needs no scheme, and nothing else is bound without one.
-    let scheme = args.scheme.clone().or(wish.as_ref().map(|_| "none".into()));
-    let (plan, seats) = match (&receipt, &scheme) {
-        (Some(receipt), _) => {
-            let host = cx.host()?;
+    let host = host.transpose()?;
+    let (plan, seats) = match (host, &receipt, &scheme) {
+        (Some(host), Some(receipt), _) => {
             structures::replay::replay(&host, &model, receipt, &prompt, guard)?
         }
-        (None, Some(scheme)) => {
-            let host = cx.host()?;
+        (Some(host), None, Some(scheme)) => {
             let options = Options {
                 scheme: scheme.clone(),
                 percentile: args.samples.percentile,
@@ -93,7 +95,7 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
             }
             (swaps.plan, swaps.seats)
         }
-        (None, None) => (model.session().host_plan(), Vec::new()),
+        (None, ..) | (Some(_), None, None) => (model.session().host_plan(), Vec::new()),
     };
     progress.finish();
     if args.release_host {

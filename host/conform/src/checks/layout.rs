@@ -243,7 +243,8 @@ fn lie(bench: &Bench<'_>, way: &Way) -> Result<Vec<Room>, String> {
 }
 
 fn bind_raw(bench: &Bench<'_>, weights: &mut [(String, Room)]) -> Result<BoundForm, String> {
-    let mut raw = raw_of(bench).0;
+    // What the views of statistics point into is there until the bind is over.
+    let (mut raw, _kept) = raw_of(bench);
     raw.weights = weights
         .iter_mut()
         .map(|(name, room)| (name.clone().into_bytes(), room.raw()))

@@ -334,10 +334,29 @@ impl<'a> Compiler<'a> {
             Exec::Kernel(_) => inputs.len(),
             _ => inputs.len().min(1),
         };
+        let table = self.session.looked_up(op);
+        let place = |v: ValueId| match table == Some(v) && self.places[v.0].is_none() {
+            true => self.table(v),
+            false => self.place(v),
+        };
         inputs[..n]
             .iter()
-            .map(|v| v.map(|v| self.place(v)).transpose())
+            .map(|v| v.map(place).transpose())
             .collect()
+    }
+
+    /// What rows are looked up in, without reading it as a tensor where it is kept otherwise.
+    fn table(&self, v: ValueId) -> Result<Place, GraphError> {
+        let Some(table) = self.session.table(v)? else {
+            return self.place(v);
+        };
+        let (rows, width) = table.dims();
+        Ok(Place {
+            source: Source::Param(v),
+            offset: 0,
+            dims: vec![rows, width],
+            strides: vec![width, 1],
+        })
     }
 
     fn touch(&mut self, source: Source) {

@@ -21,6 +21,7 @@ mod step;
 mod there;
 mod window;
 
+use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -28,9 +29,10 @@ use candle_core::{CpuStorage, Device, Storage, StorageRef, Tensor};
 
 use crate::crew::Crew;
 use crate::graph::{Graph, OpId, ValueId};
-use crate::kernels::row;
+use crate::kernels::{self, row};
+use crate::ops::OpKind;
 use crate::plan::Plan;
-use crate::session::{Frozen, Session, SpanOutcome, View, ViewMut};
+use crate::session::{Frozen, Rows, Session, SpanOutcome, View, ViewMut};
 use crate::state::State;
 use crate::GraphError;
 
@@ -78,6 +80,8 @@ pub struct StaticPlan {
     graph: Arc<Graph>,
     /// By value: the parameters the steps read.
     params: Vec<Option<Tensor>>,
+    /// By value: those they look rows up in.
+    tables: HashMap<ValueId, Arc<dyn Rows>>,
     arena: Arena,
     numbers: Vec<Vec<i64>>,
     windows: Vec<Window>,
@@ -140,6 +144,7 @@ impl Session {
         };
         let mut plan = StaticPlan {
             params: vec![None; graph.values.len()],
+            tables: HashMap::new(),
             graph: graph.clone(),
             arena: c.lives.place(),
             numbers: c.numbers,
@@ -201,7 +206,6 @@ impl StaticPlan {
                     Step::Rope { x, cos, sin, .. } => {
                         [x, cos, sin].into_iter().for_each(&mut slice)
                     }
-                    Step::Embedding { table, .. } => slice(table),
                     Step::There => {
                         let given = self.there.iter().flat_map(There::reads);
                         given.for_each(&mut slice);
@@ -231,6 +235,21 @@ impl StaticPlan {
                     inputs.iter().flatten().for_each(&mut place);
                 }
                 _ => {}
+            }
+        }
+        for step in &self.steps {
+            if let Step::Embedding { table, .. } = step {
+                if let Source::Param(v) = table.source {
+                    // All of it, and nobody else reads the tensor.
+                    let all = |rows: &Arc<dyn Rows>| {
+                        let (count, width) = rows.dims();
+                        !read[v.0] && (table.offset, table.len) == (0, count * width)
+                    };
+                    match session.table(v)?.filter(all) {
+                        Some(rows) => drop(self.tables.insert(v, rows)),
+                        None => read[v.0] = true,
+                    }
+                }
             }
         }
         for (v, t) in self.params.iter_mut().enumerate().filter(|(v, _)| read[*v]) {
@@ -323,6 +342,7 @@ impl StaticPlan {
             let mut run = Run {
                 graph: &self.graph,
                 params: &self.params,
+                tables: &self.tables,
                 arena: &mut self.arena,
                 numbers: &self.numbers,
                 runners: &self.runners,
@@ -551,6 +571,7 @@ fn held(t: &Tensor) -> Held<'_> {
 struct Run<'a> {
     graph: &'a Graph,
     params: &'a [Option<Tensor>],
+    tables: &'a HashMap<ValueId, Arc<dyn Rows>>,
     arena: &'a mut Arena,
     numbers: &'a [Vec<i64>],
     runners: &'a [Planned],
@@ -646,19 +667,21 @@ impl Run<'_> {
                 out,
             } => {
                 let ([out], rest) = self.arena.lend([*out]);
+                let kept = match table.source {
+                    Source::Param(v) => self.tables.get(&v),
+                    _ => None,
+                };
                 let table = take(params, &rest, table);
-                let rows = table.len() / width.max(&1);
+                let rows = kept.map_or(table.len() / width.max(&1), |t| t.dims().0);
                 for (id, out) in self.numbers[*ids].iter().zip(out.chunks_mut(*width)) {
-                    match usize::try_from(*id) {
-                        Ok(id) if id < rows => {
+                    match (usize::try_from(*id), kept) {
+                        (Ok(id), Some(kept)) if id < rows => kept.row(id, out)?,
+                        (Ok(id), None) if id < rows => {
                             out.copy_from_slice(&table[id * width..(id + 1) * width]);
                         }
                         _ => {
-                            return Err(GraphError::Operands {
-                                op: "embedding".into(),
-                                at: self.graph.phase.clone(),
-                                what: format!("id {id} is not in a vocabulary of {rows}"),
-                            })
+                            let fault = kernels::not_in_vocabulary(*id, rows);
+                            return Err(fault.at(OpKind::Embedding, &self.graph.phase));
                         }
                     }
                 }
@@ -667,7 +690,7 @@ impl Run<'_> {
                 let (_, rest) = self.arena.lend([]);
                 let x = take(params, &rest, x);
                 let done = self.state.append_slice(*region, &x, self.tokens);
-                done.map_err(|f| f.at(crate::OpKind::KvAppend, &region_name(self.graph, *region)))?;
+                done.map_err(|f| f.at(OpKind::KvAppend, &region_name(self.graph, *region)))?;
             }
             Step::Attend {
                 sizes,

@@ -21,6 +21,8 @@ mod read;
 mod rope;
 pub(crate) mod row;
 mod table;
+
+pub(crate) use table::{look_up, not_in_vocabulary};
 mod view;
 
 use candle_core::{DType, Tensor};
@@ -42,6 +44,8 @@ pub(crate) enum Fault {
     Operands(String),
     /// Candle refused.
     Candle(candle_core::Error),
+    /// What the source of a parameter says.
+    Source(GraphError),
 }
 
 impl From<candle_core::Error> for Fault {
@@ -64,6 +68,7 @@ impl Fault {
                 at: at.into(),
                 source: Box::new(source),
             },
+            Fault::Source(e) => e,
         }
     }
 }

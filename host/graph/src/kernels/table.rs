@@ -3,7 +3,32 @@
 use candle_core::{DType, Tensor};
 
 use super::read::{tensor, wide, Read};
-use super::{unfit, Outcome};
+use super::{unfit, Fault, Outcome};
+use crate::session::Rows;
+
+/// As [`embedding`], of a table that is kept in another form.
+pub(crate) fn look_up(table: &dyn Rows, ids: Option<&Tensor>) -> Outcome<Vec<Tensor>> {
+    let Some(ids) = ids else {
+        return unfit("ids are absent");
+    };
+    let (vocabulary, width) = table.dims();
+    let list = ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+    let mut out = vec![0.0; list.len() * width];
+    for (id, row) in list.iter().zip(out.chunks_exact_mut(width.max(1))) {
+        match usize::try_from(*id) {
+            Ok(id) if id < vocabulary => table.row(id, row).map_err(Fault::Source)?,
+            _ => return Err(not_in_vocabulary(*id, vocabulary)),
+        }
+    }
+    let mut dims = ids.dims().to_vec();
+    dims.push(width);
+    Ok(vec![tensor(out, &dims)?])
+}
+
+/// Whose token that is, nobody knows.
+pub(crate) fn not_in_vocabulary(id: i64, vocabulary: usize) -> Fault {
+    Fault::Operands(format!("id {id} is not in a vocabulary of {vocabulary}"))
+}
 
 /// Rows of `w [V,D]` at integer `ids` of any shape.
 pub(super) fn embedding(ids: &Tensor, w: &Tensor) -> Outcome<Tensor> {
@@ -18,7 +43,7 @@ pub(super) fn embedding(ids: &Tensor, w: &Tensor) -> Outcome<Tensor> {
     let mut out = Vec::with_capacity(list.len() * width);
     for id in list {
         if id < 0 || id as usize >= vocabulary {
-            return unfit(format!("id {id} is not in a vocabulary of {vocabulary}"));
+            return Err(not_in_vocabulary(id, vocabulary));
         }
         let at = id as usize * st[0];
         if st[1] == 1 {

@@ -7,7 +7,7 @@ use std::fmt;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use candle_core::{Device, Tensor};
+use candle_core::{Device, Storage, Tensor};
 use indexmap::IndexMap;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
@@ -18,6 +18,7 @@ mod compressed;
 mod gguf;
 mod outline;
 mod packed;
+mod rows;
 mod safetensors;
 mod stored;
 
@@ -325,20 +326,23 @@ impl Checkpoint {
                 (tensor.map_err(failed)?, file)
             }
         };
-        let values = tensor
-            .flatten_all()
-            .and_then(|t| t.to_vec1::<f32>())
-            .map_err(failed)?;
-        if let Some((count, first, value)) = first_non_finite(&values) {
-            return Err(ModelError::NonFinite {
+        let storage = tensor.storage_and_layout().0;
+        let values = match &*storage {
+            Storage::Cpu(values) => values.as_slice::<f32>().map_err(failed)?,
+            _ => return Err(failed(candle_core::Error::Msg("not on the CPU".into()))),
+        };
+        let odd = first_non_finite(values);
+        drop(storage);
+        match odd {
+            None => Ok(tensor),
+            Some((count, first, value)) => Err(ModelError::NonFinite {
                 path: file.clone(),
                 tensor: name.into(),
                 count,
                 first,
                 value,
-            });
+            }),
         }
-        Ok(tensor)
     }
 
     fn entry(&self, name: &str) -> Result<&Entry, ModelError> {
@@ -351,6 +355,12 @@ impl Checkpoint {
                 "the checkpoint is not complete: get it again",
             )
         })
+    }
+
+    /// Where a tensor is stored, for messages.
+    pub(crate) fn file_of(&self, name: &str) -> &Path {
+        let entry = self.tensors.get(name);
+        entry.map_or(&self.path, |e| &self.files[e.file])
     }
 
     /// One tensor's bytes as they are stored.
