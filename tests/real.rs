@@ -326,6 +326,7 @@ fn smollm2_replays_exactly_allocates_nothing_and_lets_its_host_go() {
             token: 0,
             position: 1,
         }),
+        last_row: None,
     };
     let counts =
         |seats: &[Arc<Seat>]| -> Vec<_> { seats.iter().map(|s| s.ledger.counts()).collect() };
