@@ -144,7 +144,10 @@ fn attached_seats_write_the_eager_form_s_tokens_count_the_same_and_allocate_noth
 fn a_short_prompt_is_a_captured_pass_with_the_eager_one_s_scores() {
     let model = model();
     let dir = plugins(&["x86"]);
-    let Swaps { plan, seats, .. } = swaps(&model, dir.path(), "none", OnGuardFail::Fallback);
+    // A scheme of every phase: with one for single steps, prompts are the host's.
+    let (samples, options) = (made_samples(3, 24), any_speed("bf16_dense"));
+    let bound = auto_swaps(&host(dir.path()), &model, &samples, &options, &Silent);
+    let Swaps { plan, seats, .. } = bound.unwrap();
     if seats.is_empty() {
         println!("skipped: this machine lacks what the forms need");
         return;
