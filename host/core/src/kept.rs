@@ -153,16 +153,30 @@ fn sweep(all: &Path, now: SystemTime) {
     let entries = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten();
     let age = |path: &Path| {
         let changed = std::fs::metadata(path).and_then(|m| m.modified());
-        changed.ok().and_then(|at| now.duration_since(at).ok())
+        // What another process touches meanwhile is younger than now.
+        changed
+            .ok()
+            .map(|at| now.duration_since(at).unwrap_or_default())
     };
-    for shelf in entries(all).map(|e| e.path()).filter(|p| p.is_dir()) {
+    let named = |name: &str| {
+        name.len() >= DIGITS && name.bytes().take(DIGITS).all(|b| b.is_ascii_hexdigit())
+    };
+    let shelves = entries(all).filter(|e| {
+        let name = e.file_name();
+        name.len() == DIGITS && name.to_str().is_some_and(named)
+    });
+    for shelf in shelves.map(|e| e.path()).filter(|p| p.is_dir()) {
         // Of a name's files the witness is touched when they are used, the others when they are written.
         let mut youngest: HashMap<String, (Duration, Vec<PathBuf>)> = HashMap::new();
         for file in entries(&shelf) {
             let name = file.file_name().to_string_lossy().into_owned();
-            let Some((key, path)) = name.get(..DIGITS).zip(Some(file.path())) else {
+            let Some((key, rest)) = name.split_at_checked(DIGITS).filter(|_| named(&name)) else {
                 continue;
             };
+            if !rest.starts_with(['-', '.']) {
+                continue;
+            }
+            let path = file.path();
             let Some(age) = age(&path) else { continue };
             let of = youngest.entry(key.into()).or_insert((age, Vec::new()));
             of.0 = of.0.min(age);
@@ -238,7 +252,14 @@ mod tests {
     #[test]
     fn what_nobody_used_for_long_goes_when_something_is_kept() {
         let dir = tempfile::tempdir().unwrap();
-        let [old, used, here] = ["old", "used", "here"].map(|name| dir.path().join(name));
+        let [old, used, here] =
+            ['1', '2', '3'].map(|c| dir.path().join(c.to_string().repeat(DIGITS)));
+        // Nobody's shelf, whatever lies in it.
+        let strange = dir
+            .path()
+            .join("somebody's")
+            .join(format!("{}.txt", "e".repeat(DIGITS)));
+        std::fs::create_dir(strange.parent().unwrap()).unwrap();
         let witness = Witness {
             inputs: Vec::new(),
             outputs: Vec::new(),
@@ -256,7 +277,8 @@ mod tests {
             std::fs::write(&packed, b"weights").unwrap();
             [packed, shelf.path(&name(key))]
         });
-        all.iter().flatten().for_each(aged);
+        std::fs::write(&strange, b"").unwrap();
+        all.iter().flatten().chain([&strange]).for_each(aged);
         std::fs::write(used.join("a stranger's"), b"").unwrap();
         // Read again, it is not old.
         let again = Shelf::in_dir(&used).unwrap();
@@ -279,6 +301,7 @@ mod tests {
         ];
         assert_eq!(files(&used), kept);
         assert_eq!(files(&here), [format!("{}.witness", name('d'))]);
+        assert!(strange.exists());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use structures_graph::session::Plan;
 use structures_graph::{Dim, OpId, ValueId};
-use structures_loader::Plugin;
+use structures_loader::{give_memory_back, Plugin};
 use structures_models::PackedWeight;
 use structures_plugin_api::formats::BlockFormat;
 use structures_seams::HostFacts;
@@ -79,6 +79,8 @@ pub fn replay(
             .unwrap_or_else(|_| Err(Error::invalid("internal", "the digest's thread ended")));
         // Another checkpoint explains whatever else is different.
         same_checkpoint(model, receipt, &digest?)?;
+        // Finding seams and binding them needs much for a moment, and a process stays for long.
+        give_memory_back();
         bound
     })
 }

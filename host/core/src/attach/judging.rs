@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use structures_graph::captured::PlaceNote;
 use structures_graph::session::Plan;
-use structures_graph::OpId;
+use structures_graph::{GraphError, OpId};
 
 use super::{residency, Attachment, Prepared};
 use crate::bind::{brokers, installs, Bound};
@@ -296,10 +296,23 @@ impl<'a> Prepared<'a> {
             // A captured step with the host in between takes values from host memory and leaves them there.
             let mut all = installs(active.iter());
             all.extend(operations.iter().map(|o| o.install.clone()));
-            let step = judge::device_step(self.model.session(), &self.plan(all)?)?;
-            let host = step.filter(|note| note.place.is_empty());
-            if let Some(PlaceNote { code, reason, .. }) = host {
-                let (code, reason) = (code.unwrap_or_default(), reason.unwrap_or_default());
+            let plan = self.plan(all)?;
+            let given_up = match judge::device_step(self.model.session(), &plan) {
+                Ok(note) => note.filter(|note| note.place.is_empty()).map(
+                    |PlaceNote { code, reason, .. }| {
+                        (code.unwrap_or_default(), reason.unwrap_or_default())
+                    },
+                ),
+                // Whether the seats alone have a captured form is judged below.
+                Err(Error::Graph(GraphError::Capture { at, code, reason })) => {
+                    Some((code.into(), format!("`{at}`: {reason}")))
+                }
+                Err(Error::Graph(GraphError::Guard { name, reason })) => {
+                    Some(("capture_guard".into(), format!("`{name}`: {reason}")))
+                }
+                Err(e) => return Err(e),
+            };
+            if let Some((code, reason)) = given_up {
                 self.gave_up_operations(&operations, &code, &reason);
                 operations.clear();
             }
