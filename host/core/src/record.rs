@@ -67,10 +67,8 @@ impl Recorder for Tape {
         calls: &mut dyn FnMut() -> Result<(), Unserved>,
     ) -> Result<Box<dyn Recorded>, Unserved> {
         let device = self.station.device();
-        device.capture_begin(None).map_err(unserved)?;
-        let called = calls();
-        // Also after a refusal, which is the reason worth telling.
-        let ended = device.capture_end(None);
+        let (called, ended) = device.record(None, calls).map_err(unserved)?;
+        // A refusal is the reason worth telling, not that the recording is spoilt by it.
         called?;
         Ok(Box::new(Taped(ended.map_err(unserved)?)))
     }

@@ -3,7 +3,8 @@
 //! A device's addresses are numbers that travel back to its plugin: nothing here dereferences one, it only adds
 //! offsets. Data goes in and out through explicit copies of checked lengths. Memory, queue and tensors remember the
 //! open device they belong to, so that no address reaches another plugin or another device; they are given back in the
-//! order the ABI asks for, whatever order they are dropped in. Entries of one open device are called one at a time.
+//! order the ABI asks for, whatever order they are dropped in. Entries of one open device are called one at a time, and
+//! while a thread records a queue of it everything that other threads want of the device waits ([`gate`]).
 //!
 //! A device that is gone answers `device_lost`; the host's side stays usable and everything can be dropped.
 //!
@@ -12,7 +13,8 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use structures_plugin_api::abi::{
@@ -26,6 +28,10 @@ use crate::code::Code;
 use crate::error::LoaderError;
 use crate::plugin::{BoundForm, Handle, Inner, Plugin, PluginError, StatusKind};
 use crate::tensor::Element;
+
+pub(crate) mod gate;
+
+use gate::{Closed, Gate, Pass};
 
 impl Plugin {
     /// The devices that are there, beside the CPU (0). Asked of the plugin the first time.
@@ -42,12 +48,14 @@ impl Plugin {
     /// # Errors
     /// As [`Plugin::open_device`].
     pub fn device(&self, index: u32) -> Result<PluginDevice, PluginError> {
+        let gate = self.inner.gate(index);
+        let _pass = gate.pass();
         let shared = self.inner.open_devices.lock();
         let mut shared = shared.unwrap_or_else(|e| e.into_inner());
         if let Some(open) = shared.get(&index).and_then(Weak::upgrade) {
             return Ok(PluginDevice { open });
         }
-        let device = self.open_device(index)?;
+        let device = self.open_inside(index, &gate)?;
         shared.insert(index, Arc::downgrade(&device.open));
         Ok(device)
     }
@@ -58,6 +66,12 @@ impl Plugin {
     /// `device_unknown`; `arch_not_declared` and `arch_malformed` when the plugin holds no code for it; the plugin's
     /// own failure.
     pub fn open_device(&self, index: u32) -> Result<PluginDevice, PluginError> {
+        let gate = self.inner.gate(index);
+        let _pass = gate.pass();
+        self.open_inside(index, &gate)
+    }
+
+    fn open_inside(&self, index: u32, gate: &Arc<Gate>) -> Result<PluginDevice, PluginError> {
         self.placeable("", "", index)?;
         let Some(table) = self.inner.tables.device else {
             return Err(self.unknown("", index));
@@ -75,7 +89,7 @@ impl Plugin {
                 table,
                 handle: Mutex::new(Handle(handle)),
                 copies: Counters::default(),
-                recording: AtomicBool::new(false),
+                gate: Arc::clone(gate),
                 idle: Mutex::default(),
             }),
         })
@@ -196,8 +210,8 @@ pub(crate) struct Open {
     /// Locked for every device entry.
     handle: Mutex<Handle>,
     copies: Counters,
-    /// Its calls are noted, not done.
-    recording: AtomicBool,
+    /// Passed for every device entry, before the handle is locked.
+    gate: Arc<Gate>,
     /// Memory that was leased and given back, by size.
     idle: Mutex<Idle>,
 }
@@ -247,9 +261,28 @@ impl Copies {
     }
 }
 
+/// The handle, for one entry.
+struct Locked<'a> {
+    handle: MutexGuard<'a, Handle>,
+    _pass: Pass<'a>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Handle;
+
+    fn deref(&self) -> &Handle {
+        &self.handle
+    }
+}
+
 impl Open {
-    fn lock(&self) -> MutexGuard<'_, Handle> {
-        self.handle.lock().unwrap_or_else(|e| e.into_inner())
+    /// Waits while another thread records.
+    fn lock(&self) -> Locked<'_> {
+        let pass = self.gate.pass();
+        Locked {
+            handle: self.handle.lock().unwrap_or_else(|e| e.into_inner()),
+            _pass: pass,
+        }
     }
 
     /// Runs one entry with the handle locked.
@@ -346,42 +379,40 @@ impl PluginDevice {
         Arc::ptr_eq(&self.open, &other.open)
     }
 
-    /// Starts recording a queue, or the default one: until [`PluginDevice::capture_end`] calls of forms on it are noted and
-    /// not done, and whoever copies, waits or allocates is refused. A call that is refused meanwhile is no fault of its form.
+    /// Records what `calls` does on a queue, or on the default one: calls of forms on it are noted and not done, and who
+    /// copies, waits or allocates is refused. A call that is refused meanwhile is no fault of its form. Other threads wait
+    /// with all they want of this device until `calls` has returned or unwound; it waits for none of them.
+    ///
+    /// What `calls` answered, and the recording or why there is none: what happened meanwhile that cannot be recorded.
     ///
     /// # Errors
-    /// `capture_unsupported` where the device cannot launch what it records; the plugin's own failure.
-    pub fn capture_begin(&self, queue: Option<&Queue>) -> Result<(), PluginError> {
+    /// `calls` was not called: `capture_unsupported` where the device cannot launch what it records; the plugin's own
+    /// failure; `device_mismatch` for a queue of another open device.
+    pub fn record<T>(
+        &self,
+        queue: Option<&Queue>,
+        calls: impl FnOnce() -> T,
+    ) -> Result<(T, Result<Recording, PluginError>), PluginError> {
         let queue = self.number(queue)?;
         if self.open.table.graph_launch.is_none() {
             let text = "the device launches no recordings".to_string();
             let plugin = &self.open.plugin;
             return Err(plugin.error("", StatusKind::Refused, "capture_unsupported", text));
         }
+        let closed = self.open.gate.close(queue.addr());
         self.open.enter(|device, error| {
             // SAFETY: an open device and a queue of it or none.
             unsafe { (self.open.table.capture_begin)(device, queue, error) }
         })?;
-        self.open.recording.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Ends a recording, also after a refusal.
-    ///
-    /// # Errors
-    /// The plugin's own: what happened meanwhile that cannot be recorded.
-    pub fn capture_end(&self, queue: Option<&Queue>) -> Result<Recording, PluginError> {
-        self.open.recording.store(false, Ordering::Relaxed);
-        let queue = self.number(queue)?;
-        let mut graph = std::ptr::null_mut();
-        self.open.enter(|device, error| {
-            // SAFETY: an open device and a queue of it or none; the out-parameters are live and empty.
-            unsafe { (self.open.table.capture_end)(device, queue, &mut graph, error) }
-        })?;
-        Ok(Recording {
-            open: Arc::clone(&self.open),
-            graph: Handle(graph),
-        })
+        let mut capture = Capture {
+            open: &self.open,
+            queue,
+            ended: false,
+            _closed: closed,
+        };
+        let answer = calls();
+        let recording = capture.end();
+        Ok((answer, recording))
     }
 
     fn number(&self, queue: Option<&Queue>) -> Result<*mut c_void, PluginError> {
@@ -415,6 +446,37 @@ impl fmt::Debug for PluginDevice {
             .field("plugin", &self.open.plugin.id())
             .field("index", &self.open.index)
             .finish_non_exhaustive()
+    }
+}
+
+/// A recording that goes on; ended before others pass, also when its thread unwinds.
+struct Capture<'a> {
+    open: &'a Arc<Open>,
+    queue: *mut c_void,
+    ended: bool,
+    _closed: Closed<'a>,
+}
+
+impl Capture<'_> {
+    fn end(&mut self) -> Result<Recording, PluginError> {
+        self.ended = true;
+        let mut graph = std::ptr::null_mut();
+        self.open.enter(|device, error| {
+            // SAFETY: an open device and a queue of it or none; the out-parameters are live and empty.
+            unsafe { (self.open.table.capture_end)(device, self.queue, &mut graph, error) }
+        })?;
+        Ok(Recording {
+            open: Arc::clone(self.open),
+            graph: Handle(graph),
+        })
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            drop(self.end());
+        }
     }
 }
 
@@ -756,6 +818,7 @@ impl BoundForm {
         let outputs: Vec<TensorView> = outputs.iter().map(|t| t.view).collect();
         let states: Vec<TensorView> = states.iter().map(|t| t.view).collect();
         let queue = queue.map_or(std::ptr::null_mut(), |queue| queue.queue.0);
+        let _pass = open.gate.pass();
         let sound = !self.poisoned();
         // SAFETY: the views are memory of the form's own device, which no host code dereferences; outputs are borrowed
         // for the call alone, states may be read by inputs, which the ABI allows.
@@ -770,7 +833,7 @@ impl BoundForm {
         .inspect_err(|e| {
             // Nothing was done while it was recorded.
             let refused = e.kind == StatusKind::Refused;
-            if sound && refused && open.recording.load(Ordering::Relaxed) {
+            if sound && refused && open.gate.records(queue.addr()) {
                 self.unpoison();
             }
         })

@@ -25,6 +25,7 @@ use structures_plugin_api::describe::{
 use structures_plugin_api::owned;
 
 use crate::code::{Code, Refusal};
+use crate::device::gate::Gate;
 use crate::document;
 use crate::open::{Doorway, Tables};
 use crate::services::HostTable;
@@ -120,6 +121,8 @@ pub(crate) struct Inner {
     pub(crate) devices: OnceLock<Result<Vec<DeviceInfo>, PluginError>>,
     /// Devices that are open and shared, by number.
     pub(crate) open_devices: Mutex<BTreeMap<u32, Weak<crate::device::Open>>>,
+    /// By number of a device; see [`Inner::gate`].
+    gates: Mutex<BTreeMap<u32, Arc<Gate>>>,
 }
 
 /// A pointer of the plugin's that only travels back to it.
@@ -216,6 +219,7 @@ impl Plugin {
                 instance: Mutex::new(Handle(instance)),
                 devices: OnceLock::new(),
                 open_devices: Mutex::default(),
+                gates: Mutex::default(),
             }),
         })
     }
@@ -262,6 +266,8 @@ impl Plugin {
             .map_err(|e| self.error(form, StatusKind::Invalid, "params", e.to_string()))?;
         let mut out = Bytes::EMPTY;
         let mut error = Error::EMPTY;
+        let gate = self.inner.gate(device);
+        let pass = gate.pass();
         let instance = self.inner.lock();
         // SAFETY: the instance is open and locked; the texts and out-parameters live for the call.
         let status = unsafe {
@@ -275,6 +281,7 @@ impl Plugin {
             )
         };
         drop(instance);
+        drop(pass);
         self.inner.check(form, status, &mut error)?;
         // SAFETY: the plugin answered success, so `out` is as it made it.
         let answer = unsafe { owned::read_bytes(&mut out) };
@@ -323,12 +330,15 @@ impl Plugin {
         };
         let mut handle = std::ptr::null_mut();
         let mut error = Error::EMPTY;
+        let gate = self.inner.gate(spec.device);
+        let pass = gate.pass();
         let instance = self.inner.lock();
         // SAFETY: the instance is open and locked; everything `args` points at lives until the end of this
         // function, and the views are checked borrows.
         let status =
             unsafe { (self.inner.tables.plugin.bind)(instance.0, &args, &mut handle, &mut error) };
         drop(instance);
+        drop(pass);
         self.inner.check(spec.form, status, &mut error)?;
         let mut bound = BoundForm::of_raw(&self.inner, spec.form.to_string(), handle, spec.device);
         bound.busy = (!concurrent).then(AtomicBool::default);
@@ -394,6 +404,12 @@ impl Inner {
         self.instance
             .lock()
             .unwrap_or_else(|poison| poison.into_inner())
+    }
+
+    /// What everybody passes before entering the plugin with anything of that device. Nobody closes the CPU's.
+    pub(crate) fn gate(&self, device: u32) -> Arc<Gate> {
+        let mut gates = self.gates.lock().unwrap_or_else(|e| e.into_inner());
+        Arc::clone(gates.entry(device).or_default())
     }
 
     /// Takes the error that came with a status.
@@ -725,6 +741,8 @@ impl fmt::Debug for BoundForm {
 
 impl Drop for BoundForm {
     fn drop(&mut self) {
+        let gate = self.plugin.gate(self.device);
+        let _pass = gate.pass();
         // SAFETY: bound once, released once, also when poisoned; `&mut self` says that no call runs.
         unsafe { (self.plugin.tables.form.release)(self.handle.0) };
     }

@@ -49,12 +49,18 @@ struct Take {
 }
 
 /// Memory between the kernels of one call, shared by every form of the context: calls follow each other on a queue.
+///
+/// A recording holds the address its calls were given, so what was outgrown stays while any recording lives.
 #[derive(Debug, Default)]
 struct Scratch {
     address: u64,
     bytes: u64,
     /// Who used it last.
     queue: u64,
+    /// Recordings there are, one that is going on among them.
+    recordings: usize,
+    /// Outgrown, and perhaps in a recording.
+    outgrown: Vec<u64>,
 }
 
 struct Mark {
@@ -315,12 +321,55 @@ impl Context {
             return Ok(());
         }
         let address = self.alloc(bytes, ALIGN)?;
-        // Freeing waits for what still uses the old one.
         if scratch.bytes > 0 {
-            self.free(scratch.address);
+            let outgrown = scratch.address;
+            scratch.outgrown.push(outgrown);
+            self.free_outgrown(&mut scratch);
         }
         (scratch.address, scratch.bytes) = (address, bytes);
         Ok(())
+    }
+
+    /// Frees what no recording can use any more. Freeing waits for calls that still do.
+    fn free_outgrown(&self, scratch: &mut Scratch) {
+        if scratch.recordings == 0 {
+            scratch.outgrown.drain(..).for_each(|old| self.free(old));
+        }
+    }
+
+    /// Starts recording.
+    fn begin(&self, queue: u64) -> Result<(), Failure> {
+        let stream = self.stream(queue);
+        let mut recording = self.recording.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(take) = &*recording {
+            let text = format!("queue {} is being recorded", take.queue);
+            return Err(Failure::invalid("argument", text));
+        }
+        // The mode is about what other threads ask of the driver that no stream is told. On this stream everything is
+        // recorded, whoever sends it; the host keeps other threads off meanwhile.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: a stream of this context.
+        self.run("a recording", || unsafe {
+            result::stream::begin_capture(stream, mode)
+        })?;
+        *recording = Some(Take {
+            queue,
+            spoilt: false,
+        });
+        Ok(())
+    }
+
+    /// A recording more.
+    fn recording_begun(&self) {
+        let mut scratch = self.scratch.lock().unwrap_or_else(|e| e.into_inner());
+        scratch.recordings += 1;
+    }
+
+    /// A recording less: freed, or never made.
+    fn recording_gone(&self) {
+        let mut scratch = self.scratch.lock().unwrap_or_else(|e| e.into_inner());
+        scratch.recordings = scratch.recordings.saturating_sub(1);
+        self.free_outgrown(&mut scratch);
     }
 
     /// Enqueues work that uses the shared scratch, whose address it is given. What another queue does with it is waited
@@ -404,8 +453,9 @@ impl Drop for Context {
                     let _ = result::stream::destroy(self.stream);
                 }
                 let scratch = self.scratch.lock().unwrap_or_else(|e| e.into_inner());
-                if scratch.bytes > 0 {
-                    let _ = result::free_sync(scratch.address);
+                let last = (scratch.bytes > 0).then_some(scratch.address);
+                for address in scratch.outgrown.iter().copied().chain(last) {
+                    let _ = result::free_sync(address);
                 }
             }
             Ok(())
@@ -541,23 +591,10 @@ impl Device for Context {
     }
 
     fn capture_begin(&self, queue: u64) -> Result<(), Failure> {
-        let stream = self.stream(queue);
-        let mut recording = self.recording.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some(take) = &*recording {
-            let text = format!("queue {} is being recorded", take.queue);
-            return Err(Failure::invalid("argument", text));
-        }
-        // Other threads go on as they like: what they do is not of this recording.
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: a stream of this context.
-        self.run("a recording", || unsafe {
-            result::stream::begin_capture(stream, mode)
-        })?;
-        *recording = Some(Take {
-            queue,
-            spoilt: false,
-        });
-        Ok(())
+        // Before the first call of it can be given the scratch.
+        self.recording_begun();
+        let begun = self.begin(queue);
+        begun.inspect_err(|_| self.recording_gone())
     }
 
     fn capture_end(&self, queue: u64) -> Result<u64, Failure> {
@@ -586,13 +623,14 @@ impl Device for Context {
             let text = "something happened meanwhile that a recording cannot hold";
             Failure::refused("capture_spoilt", text)
         };
-        match made {
+        let ended = match made {
             Ok(exec) if !exec.is_null() => Ok(exec.expose_provenance() as u64),
             Err(lost) if lost.code == "device_lost" => Err(lost),
             Ok(_) => Err(spoilt()),
             Err(_) if take.spoilt => Err(spoilt()),
             Err(other) => Err(Failure::refused("capture_spoilt", other.message)),
-        }
+        };
+        ended.inspect_err(|_| self.recording_gone())
     }
 
     fn graph_launch(&self, queue: u64, graph: u64) -> Result<(), Failure> {
@@ -609,6 +647,7 @@ impl Device for Context {
         let exec = std::ptr::with_exposed_provenance_mut(graph as usize);
         // SAFETY: as above; freed once.
         let _ = self.run("free", || unsafe { result::graph::exec_destroy(exec) });
+        self.recording_gone();
     }
 }
 

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use structures_loader::{
-    row_capacity, BindSpec, Environment, HostTensor, HostTensorMut, Plugin, PluginError, Registry,
-    ScanMode, ScanOptions, Staged, StatusKind,
+    row_capacity, BindSpec, DeviceTensor, Environment, HostTensor, HostTensorMut, Plugin,
+    PluginError, Registry, ScanMode, ScanOptions, Staged, StatusKind,
 };
 use structures_plugin_api::describe::{BindParams, ProbeShapes};
 use structures_plugin_api::DType;
@@ -95,6 +95,11 @@ fn ramp(n: usize, step: usize) -> Vec<f32> {
 }
 
 fn bind(plugin: &Plugin, form: &str, device: u32) -> Result<Staged, PluginError> {
+    bind_wide(plugin, form, device, K)
+}
+
+/// Of inputs so wide.
+fn bind_wide(plugin: &Plugin, form: &str, device: u32, k: usize) -> Result<Staged, PluginError> {
     let axis = |a: &str, v: &str| (a.to_string(), v.to_string());
     let params = BindParams {
         structure: "linear_proj".into(),
@@ -105,18 +110,18 @@ fn bind(plugin: &Plugin, form: &str, device: u32) -> Result<Staged, PluginError>
             axis("in_dtype", "bf16"),
         ]
         .into(),
-        dims: BTreeMap::from([("K".into(), K as u64), ("N".into(), N as u64)]),
+        dims: BTreeMap::from([("K".into(), k as u64), ("N".into(), N as u64)]),
         inputs: vec!["x".into(), "residual".into()],
         outputs: vec!["y".into()],
         ..BindParams::default()
     };
-    let w = ramp(K * N, 7);
+    let w = ramp(k * N, 7);
     plugin.bind_staged(&BindSpec {
         form,
         device,
         span: "proj",
         weights: &[
-            ("w", HostTensor::new(&w, &[K, N]).expect("fits")),
+            ("w", HostTensor::new(&w, &[k, N]).expect("fits")),
             ("b", HostTensor::ABSENT),
         ],
         statistics: &[(
@@ -310,6 +315,87 @@ fn a_lost_device_poisons_its_forms_and_says_so_ever_after() {
         .err()
         .expect("lost before");
     assert_eq!(error.code, "device_lost", "{error}");
+}
+
+/// Bytes of the fake device that are allocated.
+fn used() -> usize {
+    type Info = unsafe extern "C" fn(*mut usize, *mut usize) -> i32;
+    type Current = unsafe extern "C" fn(*mut std::ffi::c_void) -> i32;
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: the fake driver, which is open under its name; its entries take what is declared above.
+    unsafe {
+        let driver = libloading::Library::new("libcuda.so").expect("is open");
+        let current: libloading::Symbol<'_, Current> =
+            driver.get(b"cuCtxSetCurrent").expect("is there");
+        let info: libloading::Symbol<'_, Info> = driver.get(b"cuMemGetInfo_v2").expect("is there");
+        current(std::ptr::without_provenance_mut(0x10));
+        assert_eq!(info(&mut free, &mut total), 0);
+    }
+    (8 << 30) - free
+}
+
+#[test]
+fn a_recording_keeps_the_scratch_it_was_made_with_when_a_later_bind_needs_more() {
+    // The fake library of products records nothing.
+    let Some(opened) = open(&[("FAKE_LT_NONE", "1")]) else {
+        return;
+    };
+    let device = opened.plugin.device(GPU).expect("opens");
+    let bound = bind(&opened.plugin, "bf16", GPU).expect("binds");
+    let small = bound.facts().scratch_bytes;
+    let x = ramp(ROWS * K, 13);
+    let mut given = device.lease(4 * x.len() as u64).expect("memory");
+    given.copy_in(None, 0, &x).expect("copies");
+    let mut made = device.lease((4 * ROWS * N) as u64).expect("memory");
+    let (noted, recording) = {
+        let inputs = [
+            given.tensor(DType::F32, &[ROWS, K]).expect("fits"),
+            DeviceTensor::ABSENT,
+        ];
+        let mut outputs = [made.tensor_mut(DType::F32, &[ROWS, N]).expect("fits")];
+        device
+            .record(None, || {
+                let form = bound.form();
+                form.call_on(&device, None, &inputs, &mut outputs, &mut [])
+            })
+            .expect("records")
+    };
+    noted.expect("is noted");
+    let recording = recording.expect("a recording");
+    let outgrown = used();
+    // Twice, so that the scratch in between is outgrown as well.
+    let mut large = Vec::new();
+    for width in [4 * K, 16 * K] {
+        large.push(bind_wide(&opened.plugin, "bf16", GPU, width).expect("binds"));
+    }
+    let last = large[1].facts().scratch_bytes;
+    assert!(small < large[0].facts().scratch_bytes && large[0].facts().scratch_bytes < last);
+    let weights = large.iter().map(|f| f.facts().packed_bytes).sum::<u64>();
+    let grown = large.iter().map(|f| f.facts().scratch_bytes).sum::<u64>();
+    assert_eq!(
+        (used() - outgrown) as u64,
+        weights + grown,
+        "nothing was freed"
+    );
+    // Whoever is given freed memory writes to it.
+    let mut over = device.alloc(small, 256).expect("memory");
+    over.copy_in(None, 0, &vec![0xff_u8; small as usize])
+        .expect("copies");
+    let mut got = vec![0.0_f32; ROWS * N];
+    for _ in 0..2 {
+        made.copy_in(None, 0, &vec![f32::NAN; ROWS * N])
+            .expect("copies");
+        recording.launch(None).expect("launches");
+        made.copy_out(None, 0, &mut got).expect("copies");
+        assert!(close(&got, &expected()));
+    }
+    let mut kept = vec![0_u8; small as usize];
+    over.copy_out(None, 0, &mut kept).expect("copies");
+    assert!(kept.iter().all(|b| *b == 0xff), "it wrote elsewhere");
+    // With the last recording goes what was outgrown.
+    let held = used();
+    drop(recording);
+    assert_eq!((held - used()) as u64, grown - last + small);
 }
 
 #[test]

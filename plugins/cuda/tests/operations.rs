@@ -318,9 +318,9 @@ fn what_is_recorded_is_done_when_it_is_launched_on_what_lies_there_then() {
         form.call_on(&device, None, &inputs, &mut [], &mut states)
     };
     length.replace(None, 0, &[1_i64]).expect("copies");
-    device.capture_begin(None).expect("records");
-    step().expect("is noted");
-    let recording = device.capture_end(None).expect("a recording");
+    let (noted, recording) = device.record(None, &mut step).expect("records");
+    noted.expect("is noted");
+    let recording = recording.expect("a recording");
     let read = || {
         let mut got = vec![0.0_f32; ROOM.iter().product()];
         region.copy_out(None, 0, &mut got).expect("copies");
@@ -338,9 +338,9 @@ fn what_is_recorded_is_done_when_it_is_launched_on_what_lies_there_then() {
     }
     // What a recording cannot hold is refused by name, and so is its end; the forms are as sound as before.
     let spoilt = |what: &dyn Fn() -> Option<String>, code: &str| {
-        device.capture_begin(None).expect("records");
-        assert_eq!(what().as_deref(), Some(code));
-        let end = device.capture_end(None).err().map(|e| e.code);
+        let (found, end) = device.record(None, what).expect("records");
+        assert_eq!(found.as_deref(), Some(code));
+        let end = end.err().map(|e| e.code);
         assert_eq!(end.as_deref(), Some("capture_spoilt"));
     };
     spoilt(

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{mpsc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use structures_loader::{
-    row_capacity, BindSpec, BoundForm, DeviceTensor, Environment, HostTensor, HostTensorMut,
-    Plugin, PluginError, Registry, ScanMode, ScanOptions, StatusKind,
+    row_capacity, BindSpec, BoundForm, DeviceMemory, DeviceTensor, Environment, HostTensor,
+    HostTensorMut, Plugin, PluginDevice, PluginError, Registry, ScanMode, ScanOptions, StatusKind,
 };
 use structures_plugin_api::abi::DType;
 use structures_plugin_api::describe::{BindParams, ProbeShapes};
@@ -39,7 +40,7 @@ struct Opened {
 fn open(variables: &[(&str, &str)]) -> Opened {
     static VARIABLES: Mutex<()> = Mutex::new(());
     let guard = VARIABLES.lock().unwrap_or_else(|e| e.into_inner());
-    for name in ["ARCH", "BUILT_FOR", "LOSE_AFTER"] {
+    for name in ["ARCH", "BUILT_FOR", "LOSE_AFTER", "CAPTURE"] {
         std::env::remove_var(format!("STRUCTURES_SIM_{name}"));
     }
     for (name, value) in variables {
@@ -305,4 +306,161 @@ fn a_lost_device_poisons_its_forms_and_nothing_else() {
     assert!(on_host(&cpu, &x).is_ok(), "the CPU goes on");
     let healthy = plugin.devices().expect("still known");
     assert_eq!(healthy.len(), 1);
+}
+
+/// What one caller has on the shared device: a form, its input and its output.
+struct Caller {
+    form: BoundForm,
+    given: DeviceMemory,
+    made: DeviceMemory,
+}
+
+impl Caller {
+    fn new(plugin: &Plugin, device: &PluginDevice) -> Self {
+        let (given, made) = ((4 * ROWS * K) as u64, (4 * ROWS * N) as u64);
+        Caller {
+            form: bind(plugin, SIM).expect("binds"),
+            given: device.alloc(given, 64).expect("memory"),
+            made: device.alloc(made, 64).expect("memory"),
+        }
+    }
+
+    fn call(&self, device: &PluginDevice) -> Result<(), PluginError> {
+        let inputs = [
+            self.given.tensor(DType::F32, &[ROWS, K]).expect("fits"),
+            DeviceTensor::ABSENT,
+        ];
+        let mut outputs = [self.made.state(DType::F32, &[ROWS, N]).expect("fits")];
+        self.form
+            .call_on(device, None, &inputs, &mut outputs, &mut [])
+    }
+
+    fn take(&self, x: &[f32]) -> Result<(), PluginError> {
+        self.given.replace(None, 0, x)
+    }
+
+    fn made(&self) -> Result<Vec<f32>, PluginError> {
+        let mut y = vec![0.0_f32; ROWS * N];
+        self.made.copy_out(None, 0, &mut y)?;
+        Ok(y)
+    }
+}
+
+#[test]
+fn what_other_threads_want_of_a_device_waits_until_a_recording_is_over() {
+    let opened = open(&[("ARCH", "sm_90a")]);
+    let plugin = &opened.plugin;
+    let device = &plugin.device(SIM).expect("opens");
+    let cpu = bind(plugin, 0).expect("binds");
+    let (x, other) = (ramp(ROWS * K, 13), ramp(ROWS * K, 17));
+    let expected = on_host(&cpu, &x).expect("runs");
+    let others = on_host(&cpu, &other).expect("runs");
+    let mine = Caller::new(plugin, device);
+    mine.take(&x).expect("copies");
+    let (_, before) = device.record(None, || mine.call(device)).expect("records");
+    let before = before.expect("a recording");
+
+    // One thread for each thing, so that none hides behind another that waits.
+    type Want<'a> = (
+        &'a str,
+        Box<dyn Fn() -> Result<(), PluginError> + Send + Sync + 'a>,
+    );
+    let [calls, copies, reads] = std::array::from_fn(|_| Caller::new(plugin, device));
+    calls.take(&other).expect("copies");
+    reads.take(&other).expect("copies");
+    reads.call(device).expect("runs");
+    let queue = device.queue().expect("a queue");
+    let wants: [Want<'_>; 11] = [
+        ("call", Box::new(|| calls.call(device))),
+        ("copy in", Box::new(|| copies.take(&other))),
+        (
+            "copy out",
+            Box::new(|| reads.made().map(|y| assert_eq!(y, others))),
+        ),
+        ("alloc", Box::new(|| device.alloc(64, 64).map(drop))),
+        ("lease", Box::new(|| device.lease(1 << 20).map(drop))),
+        ("launch", Box::new(|| before.launch(None))),
+        ("wait", Box::new(|| queue.synchronize())),
+        ("bind", Box::new(|| bind(plugin, SIM).map(drop))),
+        ("probe", Box::new(|| probe(plugin, SIM).map(drop))),
+        (
+            "open",
+            Box::new(|| plugin.open_device(SIM)?.alloc(4, 4).map(drop)),
+        ),
+        (
+            "record",
+            Box::new(|| {
+                let (called, recording) = device.record(None, || copies.call(device))?;
+                called.and(recording.map(drop))
+            }),
+        ),
+    ];
+    let recorded = std::thread::scope(|scope| {
+        let (wanted, all) = mpsc::channel();
+        let (answered, answers) = mpsc::channel();
+        let recorded = device.record(None, || {
+            mine.call(device)?;
+            for (what, want) in &wants {
+                let (wanted, answered) = (wanted.clone(), answered.clone());
+                scope.spawn(move || {
+                    wanted.send(()).expect("is awaited");
+                    answered.send((*what, want())).expect("is awaited");
+                });
+            }
+            for _ in &wants {
+                all.recv().expect("every thread runs");
+            }
+            let early = answers.recv_timeout(Duration::from_millis(100));
+            assert!(early.is_err(), "did not wait: {early:?}");
+            mine.call(device)
+        });
+        for _ in &wants {
+            let (what, answer) = answers.recv().expect("all are answered");
+            answer.unwrap_or_else(|e| panic!("{what}: {e}"));
+        }
+        recorded
+    });
+    let (called, recording) = recorded.expect("records");
+    called.expect("is noted");
+    let recording = recording.expect("nothing spoilt it");
+    assert_eq!(calls.made().expect("copies"), others);
+    copies.call(device).expect("runs");
+    assert_eq!(copies.made().expect("copies"), others);
+    // The other recording was launched and left what it makes; this one makes its own and nobody else's.
+    assert_eq!(mine.made().expect("copies"), expected);
+    let none = vec![0.0_f32; ROWS * N];
+    for caller in [&mine, &calls, &copies, &reads] {
+        caller.made.replace(None, 0, &none).expect("copies");
+    }
+    recording.launch(None).expect("launches");
+    assert_eq!(mine.made().expect("copies"), expected);
+    for caller in [&calls, &copies, &reads] {
+        assert_eq!(caller.made().expect("copies"), none, "of another thread");
+    }
+}
+
+#[test]
+fn a_recording_that_unwinds_or_never_began_keeps_nobody_out() {
+    for capture in ["wait:none", "none"] {
+        let opened = open(&[("ARCH", "sm_90a"), ("CAPTURE", capture)]);
+        let device = &opened.plugin.device(SIM).expect("opens");
+        let caller = &Caller::new(&opened.plugin, device);
+        caller.take(&ramp(ROWS * K, 13)).expect("copies");
+        let recorded = std::thread::scope(|scope| {
+            let records = || device.record(None, || panic!("inside a recording")).err();
+            scope.spawn(records).join()
+        });
+        match recorded {
+            Ok(Some(refused)) => assert_eq!(refused.code, "capture_unsupported"),
+            other => assert!(other.is_err() && capture != "none", "{other:?}"),
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| caller.call(device).expect("runs"));
+        });
+        assert!(caller.made().expect("copies").iter().all(|v| v.is_finite()));
+        let again = device.record(None, || caller.call(device));
+        let code = again.err().map(|e| e.code);
+        let expected = (capture == "none").then_some("capture_unsupported");
+        assert_eq!(code.as_deref(), expected);
+    }
 }
