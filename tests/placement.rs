@@ -346,13 +346,23 @@ fn host_operations_run_where_the_seats_are_and_only_real_edges_copy() {
 
 /// Every operation of these kinds on the device, and nothing else.
 fn all_of(host: &Host, model: &Loaded, kinds: &[OpKind]) -> (Plan, Vec<Operation>) {
+    all_of_rows(host, model, kinds, 64)
+}
+
+/// The same for passes of at most so many tokens.
+fn all_of_rows(
+    host: &Host,
+    model: &Loaded,
+    kinds: &[OpKind],
+    rows: usize,
+) -> (Plan, Vec<Operation>) {
     let sizes = Sizes {
         tokens: 4,
         positions: 4,
     };
     let (session, plugin) = (model.session(), host.registry.plugin("portable").unwrap());
     let mode = OnGuardFail::Fallback;
-    let mut shop = Workshop::new(session, plugin, station(host), sizes, 64, mode);
+    let mut shop = Workshop::new(session, plugin, station(host), sizes, rows, mode);
     let graph = session.graph();
     let ops = graph
         .op_ids()
@@ -539,6 +549,84 @@ fn a_device_lost_with_a_region_poisons_the_state_and_the_loop_goes_on_from_the_t
     generate::generate(&model.model, &plan, &prompt, 12, &mut |t| eager.push(t)).unwrap();
     assert_eq!(eager, want);
     assert!(operations.iter().all(|o| o.seat.ledger.is_detached()));
+}
+
+/// What the host alone makes of a prompt.
+fn by_the_host(model: &Loaded, prompt: &[u32], n: usize) -> Vec<u32> {
+    let mut made = Vec::new();
+    let plan = model.session().host_plan();
+    generate::generate(&model.model, &plan, prompt, n, &mut |t| made.push(t)).unwrap();
+    made
+}
+
+/// What a loop over the plan makes of it.
+fn looped(model: &Loaded, plan: Plan, prompt: &[u32], n: usize) -> Result<Vec<u32>, Error> {
+    let mut made = DecodeLoop::new(model, plan, prompt.len() + n)?;
+    let go = &mut |_: u32| ControlFlow::<()>::Continue(());
+    Ok(made.generate(prompt, n, Choose::Greedy, go)?.tokens)
+}
+
+#[test]
+fn a_loop_whose_device_is_lost_in_the_prompt_goes_on_with_the_host() {
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let model = model();
+    // One pass with nothing valid before it, and two of which the second loses what the first left there.
+    let long: Vec<u32> = (0..300).map(|i| (i * 37) % 200 + 1).collect();
+    for (prompt, rows, last) in [(&[5, 9, 2, 7][..], 64, 3), (&long, 512, 5)] {
+        let want = by_the_host(&model, prompt, 4);
+        // One trial; then two layers a pass.
+        for n in 2..=last {
+            std::env::set_var("STRUCTURES_SIM_LOSE_IN", format!("attention:{n}"));
+            let bound = || {
+                let host = host(dir.path());
+                let (plan, operations) = all_of_rows(&host, &model, &CACHE, rows);
+                (host, plan, operations)
+            };
+            let (_host, plan, operations) = bound();
+            assert_eq!(looped(&model, plan, prompt, 4).unwrap(), want, "{n}");
+            for operation in &operations {
+                let counts = operation.seat.ledger.counts();
+                assert!(counts.detached, "{} {n}: {counts:?}", prompt.len());
+            }
+            let (_host, plan, operations) = bound();
+            let mut eager = Vec::new();
+            generate::generate(&model.model, &plan, prompt, 4, &mut |t| eager.push(t)).unwrap();
+            assert_eq!(eager, want, "{n}");
+            for operation in &operations {
+                let counts = operation.seat.ledger.counts();
+                assert!(counts.detached, "{} {n}: {counts:?}", prompt.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn one_region_there_and_its_sibling_at_home_are_read_alike() {
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let host = host(dir.path());
+    let model = model();
+    let (plan, operations) = all_of(&host, &model, &CACHE);
+    let at_home = plan.installs().iter().filter(|i| i.inputs.len() > 1);
+    let at_home = model.session().plan(at_home.cloned().collect()).unwrap();
+    let new = || model.session().new_state(1, 32);
+    let want = decoded(&model, &at_home, &mut new(), 5);
+    // Without the appends to every other region.
+    let mut appends = 0;
+    let half = plan.installs().iter().filter(|i| {
+        appends += usize::from(i.inputs.len() == 1);
+        i.inputs.len() > 1 || appends % 2 == 0
+    });
+    let half = model.session().plan(half.cloned().collect()).unwrap();
+    assert!(half.housed().count() * 2 == model.session().graph().states.len());
+    let mut state = new();
+    assert!(decoded(&model, &half, &mut state, 5) == want);
+    assert!(state.home(0).is_some() != state.home(1).is_some());
+    for operation in &operations {
+        let counts = operation.seat.ledger.counts();
+        assert_eq!((counts.fallbacks, counts.detached), (0, false));
+    }
 }
 
 /// Bits of scores, step by step.
@@ -816,6 +904,45 @@ fn a_loop_whose_regions_are_lost_makes_its_state_again() {
             }
         }
     }
+}
+
+#[test]
+fn a_loop_whose_device_is_lost_before_its_first_token_goes_on_with_the_host() {
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let model = model();
+    let prompt = [5];
+    let attached = attached_steps(&host(dir.path()), &model, OnGuardFail::Fallback);
+    let (mut warming, mut prompted) = (0, 0);
+    // Binding, warming up, the prompt, and steps.
+    for n in 1..=6 {
+        std::env::set_var("STRUCTURES_SIM_LOSE_IN", format!("rope_table:{n}"));
+        let host = host(dir.path());
+        let mode = OnGuardFail::Fallback;
+        let Ok((plan, seats)) = replay(&host, &model, &attached.receipt, &[5, 9, 2, 7], mode)
+        else {
+            continue;
+        };
+        assert!(plan.housed().count() > 0);
+        let lost = || seats.iter().all(|s| s.ledger.is_detached());
+        let mut looped = DecodeLoop::new(&model, plan, 32).unwrap();
+        let early = lost();
+        let go = &mut |_: u32| ControlFlow::<()>::Continue(());
+        let mut seen = 0;
+        let made = looped.generate(&prompt, 12, Choose::Greedy, &mut |t| {
+            seen += 1;
+            if seen == 1 && !early && lost() {
+                prompted += 1;
+            }
+            go(t)
+        });
+        let made = made.unwrap().tokens;
+        if early {
+            warming += 1;
+            assert_eq!(made, by_the_host(&model, &prompt, 12), "{n}");
+        }
+    }
+    assert!(warming > 0 && prompted > 0, "{warming} {prompted}");
 }
 
 #[test]

@@ -103,7 +103,6 @@ impl<'m> DecodeLoop<'m> {
             held,
         };
         made.warm_up()?;
-        made.held = counted(&made.step);
         Ok(made)
     }
 
@@ -122,7 +121,7 @@ impl<'m> DecodeLoop<'m> {
                     },
                 ) => {
                     tracing::warn!(at = name, "warming up: {reason}; it is captured again");
-                    self.step = captured(self.model.session(), &self.plan, &self.state)?;
+                    self.capture_again()?;
                 }
                 other => return Ok(other?),
             }
@@ -261,6 +260,8 @@ impl<'m> DecodeLoop<'m> {
             Err(e) => return Err(e),
         };
         let scores = generate::prefill(&model.model, &plan, &mut self.state, prompt)?;
+        // Regions may have come home on the way.
+        self.state.reserve()?;
         Ok(scores)
     }
 
@@ -313,47 +314,43 @@ impl<'m> DecodeLoop<'m> {
         drop(shift);
         let scores = match done {
             Ok(()) => Scores::InStep,
-            Err(GraphError::Guard { name, reason }) => self.recover(&name, &reason, token)?,
-            Err(lost @ GraphError::StateLost { .. }) => self.again(&lost, token)?,
-            Err(lost @ GraphError::PlaceLost { .. }) => self.without_place(&lost, token)?,
+            Err(GraphError::Guard { name, reason }) => {
+                let plan = self.without(&name, &reason)?;
+                self.eagerly(&plan, token)?
+            }
+            Err(lost @ (GraphError::StateLost { .. } | GraphError::PlaceLost { .. })) => {
+                tracing::warn!("{lost}: the host makes the step, and it is captured again");
+                self.eagerly(&self.plan.clone(), token)?
+            }
             Err(e) => return Err(e.into()),
         };
         self.tokens.push(token);
         Ok(scores)
     }
 
-    /// The step a lost device ended, with the host where its seats were; then another capture.
-    fn without_place(&mut self, lost: &GraphError, token: u32) -> Result<Scores, Error> {
-        tracing::warn!("{lost}: the host makes the step, and it is captured again");
-        let model = self.model;
-        let scores = generate::step(&model.model, &self.plan, &mut self.state, token)?;
-        self.step = captured(model.session(), &self.plan, &self.state)?;
-        self.held = counted(&self.step);
+    /// The step that the captured form did not make, eagerly: from all tokens so far where a device took the state with it.
+    /// Then another capture.
+    fn eagerly(&mut self, plan: &Plan, token: u32) -> Result<Scores, Error> {
+        let model = &self.model.model;
+        let scores = match generate::step(model, plan, &mut self.state, token) {
+            Err(ModelError::Graph(lost @ GraphError::StateLost { .. })) => {
+                tracing::warn!("{lost}: it is made again from {} tokens", self.tokens.len());
+                let all = [self.tokens.as_slice(), &[token]].concat();
+                generate::again(model, plan, &mut self.state, &all)?
+            }
+            made => made?,
+        };
+        self.capture_again()?;
         self.recovered += 1;
         Ok(Scores::Made(scores))
     }
 
-    /// The state from all its tokens and this one, after a device took it with it; then another capture.
-    fn again(&mut self, lost: &GraphError, token: u32) -> Result<Scores, Error> {
-        tracing::warn!("{lost}: it is made again from {} tokens", self.tokens.len());
-        let model = self.model;
-        let all = [self.tokens.as_slice(), &[token]].concat();
-        let scores = generate::again(&model.model, &self.plan, &mut self.state, &all)?;
+    /// Captures the step anew, on a state whose regions may have come home.
+    fn capture_again(&mut self) -> Result<(), Error> {
         self.state.reserve()?;
-        self.step = captured(model.session(), &self.plan, &self.state)?;
+        self.step = captured(self.model.session(), &self.plan, &self.state)?;
         self.held = counted(&self.step);
-        self.recovered += 1;
-        Ok(Scores::Made(scores))
-    }
-
-    /// The step a guard ended, with the host at that seat; then another capture.
-    fn recover(&mut self, name: &str, reason: &str, token: u32) -> Result<Scores, Error> {
-        let (model, plan) = (self.model, self.without(name, reason)?);
-        let scores = generate::step(&model.model, &plan, &mut self.state, token)?;
-        self.step = captured(model.session(), &self.plan, &self.state)?;
-        self.held = counted(&self.step);
-        self.recovered += 1;
-        Ok(Scores::Made(scores))
+        Ok(())
     }
 
     fn choose(&self, scores: &Scores, sampler: &mut Option<Sampler>) -> Result<u32, Error> {

@@ -576,7 +576,7 @@ impl Session {
                         (Exec::Append(region), 1) => {
                             self.append_span(install, *region, &mut env, state)?
                         }
-                        _ => self.run_span(install, &mut env, &symbols)?,
+                        _ => self.run_span(install, &mut env, &symbols, state)?,
                     };
                     match made {
                         Some(outputs) => {
@@ -734,6 +734,7 @@ impl Session {
         install: &Install,
         env: &mut Env,
         symbols: &HashMap<&str, usize>,
+        state: &State,
     ) -> Result<Option<Vec<Held>>, GraphError> {
         let outputs: Vec<Held> = match install.runner.place() {
             None => {
@@ -744,7 +745,8 @@ impl Session {
                 }
             }
             Some(place) => {
-                let inputs = self.held(&install.inputs, env, place)?;
+                let mut inputs = self.held(&install.inputs, env, place)?;
+                self.all_or_none_housed(&install.inputs, &mut inputs, env, state)?;
                 let AwayOutcome::Done { outputs, brought } = install.runner.run_at(&inputs)? else {
                     return Ok(None);
                 };
@@ -854,6 +856,36 @@ impl Session {
         };
         let each = from.iter().map(|v| v.as_ref().map(&mut held).transpose());
         each.collect()
+    }
+
+    /// Who reads a region in host memory is given those that have their home elsewhere from there too: a runner reads
+    /// them all whole, with their valid length beside them, or all as values.
+    fn all_or_none_housed(
+        &self,
+        from: &[Option<ValueId>],
+        inputs: &mut [Option<Held>],
+        env: &mut Env,
+        state: &State,
+    ) -> Result<(), GraphError> {
+        let housed = |v: &Option<ValueId>| {
+            let (op, _) = self.graph.producer((*v)?)?;
+            match &self.exec[op.0] {
+                Exec::Append(region) => Some(state.home(*region).is_some()),
+                _ => None,
+            }
+        };
+        if !from.iter().any(|v| housed(v) == Some(false)) {
+            return Ok(());
+        }
+        for (v, input) in from.iter().zip(inputs) {
+            let Some(held) = v.and_then(|v| env[v.0].as_mut()) else {
+                continue;
+            };
+            if housed(v) == Some(true) {
+                *input = Some(Held::Host(held.bring_home()?.clone()));
+            }
+        }
+        Ok(())
     }
 
     /// Values in host memory, brought there where they were not.
@@ -1757,6 +1789,7 @@ pub(crate) mod tests {
         state.truncate(10).unwrap();
         let mut copy = state.clone_deep().unwrap();
         assert_eq!(taken(), ["fetched", "fetched"]);
+        assert!(copy.holds(copy.room(), |_| false), "it is reserved too");
         assert!(copy.home(0).is_none() && state.home(0).is_some());
         assert_eq!(next(&host, &mut copy, 10), want[8]);
         // Detached: under the host's plan it is at home again.
@@ -1795,8 +1828,14 @@ pub(crate) mod tests {
         let plan = s.plan(one).unwrap();
         assert_eq!(plan.housed().map(|(i, _)| i).collect::<Vec<_>>(), [0]);
         let mut state = s.new_state(1, 0);
+        log.lock().unwrap().clear();
         assert_eq!(steps(&s, &plan, &mut state, 3), want);
         assert!(state.home(0).is_some() && state.home(1).is_none());
+        // Nobody is given one as it lies there and the other as a value.
+        assert_eq!(
+            *log.lock().unwrap(),
+            ["opened 0", "fetched", "fetched", "fetched", "fetched"]
+        );
     }
 
     #[test]

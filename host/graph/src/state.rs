@@ -233,9 +233,10 @@ impl State {
                     Some(t) => Some(t.copy().map_err(|e| failed(&r.spec.name, e))?),
                     None => self.brought(i)?,
                 };
-                let door = match (&data, &r.door) {
-                    (Some(t), Some(_)) => Some(door(t).map_err(|e| failed(&r.spec.name, e))?),
-                    _ => None,
+                let reserved = r.door.is_some() || r.away.is_some();
+                let door = match data.as_ref().filter(|_| reserved) {
+                    Some(t) => Some(door(t).map_err(|e| failed(&r.spec.name, e))?),
+                    None => None,
                 };
                 Ok(Region {
                     spec: r.spec.clone(),
@@ -357,7 +358,8 @@ impl State {
     /// `open` makes the quarters when the state has none there; without any it stays where it is.
     ///
     /// # Errors
-    /// [`GraphError::PlaceLost`]; anything else left the region where it was.
+    /// [`GraphError::PlaceLost`]; after anything else the region is whole, where it was or, if it had outgrown its memory
+    /// at a place, in host memory.
     pub(crate) fn settle(
         &mut self,
         region: usize,

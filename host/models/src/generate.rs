@@ -24,7 +24,7 @@ pub enum Stop {
 }
 
 /// Most tokens of a prompt in one pass. Scores are made for every row of a pass: at 49,152 words 256 rows are 50 MB. The
-/// passes are the same whoever decodes afterwards, so the first token is too.
+/// passes are the same whoever decodes afterwards; a captured pass of a short prompt differs in the order of sums at most.
 pub const PROMPT_PASS: usize = 256;
 
 /// A continuation and how long it took.
@@ -114,7 +114,8 @@ fn inputs(
 }
 
 /// Runs a prompt in passes of at most [`PROMPT_PASS`] tokens; gives scores whose last row is the last token's. No other
-/// row is asked for, so there may be none.
+/// row is asked for, so there may be none. Where the state was empty and a place is lost with regions of it, the prompt
+/// begins anew, with the host there if the seats may fall back.
 pub fn prefill(
     model: &Model,
     plan: &Plan,
@@ -122,6 +123,27 @@ pub fn prefill(
     prompt: &[u32],
 ) -> Result<Tensor, ModelError> {
     check(model, state.len(), prompt)?;
+    let empty = state.is_empty();
+    let mut gone: Vec<String> = Vec::new();
+    loop {
+        match passes(model, plan, state, prompt) {
+            Err(ModelError::Graph(GraphError::StateLost { place, .. }))
+                if empty && !gone.contains(&place) =>
+            {
+                state.reset();
+                gone.push(place);
+            }
+            done => return done,
+        }
+    }
+}
+
+fn passes(
+    model: &Model,
+    plan: &Plan,
+    state: &mut State,
+    prompt: &[u32],
+) -> Result<Tensor, ModelError> {
     let mut last = Err(ModelError::EmptyPrompt);
     for pass in prompt.chunks(PROMPT_PASS) {
         let inputs = inputs(model, state, pass, state.len())?;

@@ -18,7 +18,7 @@ use crate::graph::{Dim, Graph, OpId, RegionKind, ValueId};
 use crate::kernels::row::{Attend, Norm};
 use crate::kernels::{repeats, rope_serves, ActKind, Kernel};
 use crate::plan::{Plan, What};
-use crate::session::{Exec, Frozen, Session};
+use crate::session::{Exec, Frozen, Install, Session};
 use crate::tail;
 use crate::GraphError;
 
@@ -76,7 +76,8 @@ impl<'a> Compiler<'a> {
         c.fixed_regions()?;
         let output = capture.last_row.and_then(|o| graph.outputs.get(o));
         let mut cut = output.and_then(|(_, v)| tail::cut(plan, *v));
-        match split(graph, plan, |install| c.stays(plan, install))? {
+        let stays = c.stays(plan)?;
+        match split(graph, plan, &stays) {
             Ok(Some(found)) => {
                 c.plan_steps(plan, found.before.iter().copied(), &mut cut)?;
                 c.there(plan, &found)?;
@@ -127,9 +128,37 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
+    /// Installs that serve this step at their place. A region is there together with everybody who appends to it and reads
+    /// it, or the host appends to it and none of them is.
+    fn stays(&self, plan: &Plan) -> Result<Vec<bool>, GraphError> {
+        let serves = plan.installs.iter().map(|i| match i.runner.place() {
+            Some(_) => self.serves(i),
+            None => Ok(false),
+        });
+        let mut stays = serves.collect::<Result<Vec<_>, _>>()?;
+        let owner = |op: OpId| plan.installs.iter().position(|i| i.ops.contains(&op));
+        let readers = self.graph.readers();
+        let appends = |op: &OpId| matches!(self.session.exec(*op), Exec::Append(_));
+        // For every region: who appends to it, then who reads it.
+        let users = self.graph.op_ids().filter(appends).map(|op| {
+            let read = self.graph.op(op).outputs.iter().flat_map(|v| &readers[v.0]);
+            let all = std::iter::once(op).chain(read.map(|(op, _)| *op));
+            all.map(owner).collect::<Vec<_>>()
+        });
+        let users: Vec<_> = users.collect();
+        // One that leaves may take another region's users with it.
+        for _ in 0..=users.len() {
+            for users in &users {
+                if !users.iter().all(|i| i.is_some_and(|i| stays[i])) {
+                    users.iter().flatten().for_each(|i| stays[*i] = false);
+                }
+            }
+        }
+        Ok(stays)
+    }
+
     /// Whether an install's runner serves this step at its place.
-    fn stays(&self, plan: &Plan, install: usize) -> Result<bool, GraphError> {
-        let install = &plan.installs[install];
+    fn serves(&self, install: &Install) -> Result<bool, GraphError> {
         let sizes = |v: &ValueId| match self.graph.producer(*v) {
             // A region grows with the state: it comes at its largest.
             Some((op, _)) if matches!(self.session.exec(op), Exec::Append(_)) => {

@@ -462,7 +462,8 @@ impl StaticPlan {
 
     /// Whether anything of it goes through candle, or allocates otherwise.
     pub fn allocates(&self) -> bool {
-        self.stages.iter().any(|s| !s.in_place)
+        self.stages.iter().any(|s| !s.in_place && s.kind != THERE)
+            || self.there.as_ref().is_some_and(There::allocates)
     }
 
     /// Bytes of the arena.

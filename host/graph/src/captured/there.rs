@@ -32,13 +32,13 @@ pub(super) struct Split {
     pub(super) after: Vec<usize>,
 }
 
-/// The part that stays at one place, or `None` where nothing does, or why what does is no single part. `stays` says
-/// whether the runner of an install serves the step's sizes at its place.
+/// The part that stays at one place, or `None` where nothing does, or why what does is no single part. `stays` says of
+/// every install whether it serves the step's sizes at its place.
 pub(super) fn split(
     graph: &Graph,
     plan: &Plan,
-    mut stays: impl FnMut(usize) -> Result<bool, GraphError>,
-) -> Result<Result<Option<Split>, (&'static str, String)>, GraphError> {
+    stays: &[bool],
+) -> Result<Option<Split>, (&'static str, String)> {
     let mut away = vec![false; plan.steps.len()];
     let mut place: Option<Place> = None;
     for (i, step) in plan.steps.iter().enumerate() {
@@ -48,20 +48,20 @@ pub(super) fn split(
         let Some(at) = plan.installs[*install].runner.place() else {
             continue;
         };
-        if !stays(*install)? {
+        if !stays[*install] {
             continue;
         }
         match &place {
             Some(first) if first != at => {
                 let reason = format!("seats at `{first}` and at `{at}`");
-                return Ok(Err(("capture_two_places", reason)));
+                return Err(("capture_two_places", reason));
             }
             _ => place = Some(at.clone()),
         }
         away[i] = true;
     }
     let Some(place) = place else {
-        return Ok(Ok(None));
+        return Ok(None);
     };
     let ops = |step: &What| match step {
         What::Op(op) => vec![*op],
@@ -119,7 +119,7 @@ pub(super) fn split(
         let reason = format!(
             "`{name}` is the host's, reads what `{place}` makes and is read there: the step is no single part"
         );
-        return Ok(Err(("capture_host_between", reason)));
+        return Err(("capture_host_between", reason));
     }
     // A reshape of what lies there is for who reads it: it is also the host's where the host reads it.
     let mut after: Vec<usize> = (0..n)
@@ -135,12 +135,12 @@ pub(super) fn split(
         }
     }
     after.sort_unstable();
-    Ok(Ok(Some(Split {
+    Ok(Some(Split {
         place,
         before: (0..n).filter(|i| !away[*i] && !follows[*i]).collect(),
         there: (0..n).filter(|i| away[*i]).collect(),
         after,
-    })))
+    }))
 }
 
 /// What a call reads.
@@ -439,15 +439,18 @@ impl There {
                 }
             }
         }
-        match self.ready.as_ref().filter(|ready| ready.stamp == stamp) {
-            Some(ready) => {
-                if let Err(why) = ready.recorded.launch() {
-                    return Err(self.launch_failed(runners, why));
-                }
-                read(&*self.recorder, &self.made, &ready.values, arena)?;
+        let ready = self.ready.take_if(|ready| ready.stamp == stamp);
+        self.ready = match ready.map(|ready| (ready.recorded.launch(), ready)) {
+            Some((Ok(()), ready)) => Some(ready),
+            Some((Err(why), _)) => {
+                self.not_launched(runners, why)?;
+                None
             }
+            None => None,
+        };
+        match &self.ready {
+            Some(ready) => read(&*self.recorder, &self.made, &ready.values, arena)?,
             None => {
-                self.ready = None;
                 let pass = self.pass(runners, state, tokens);
                 let values = pass.map_err(|e| self.ended(runners, e))?;
                 read(&*self.recorder, &self.made, &values, arena)?;
@@ -522,20 +525,20 @@ impl There {
         }
     }
 
-    /// A launch that fails is not tried again: the calls are made one by one from the next step on.
-    fn launch_failed(&mut self, runners: &[Planned], why: Unserved) -> GraphError {
+    /// A launch that fails is not tried again: from here on the calls are made one by one, this step's too, which tells
+    /// everything there anew. It is a call the first of them did not serve, and who sits there says whether that ends the
+    /// run.
+    fn not_launched(&mut self, runners: &[Planned], why: Unserved) -> Result<(), GraphError> {
         if why.is_loss() {
-            return self.lost(why);
+            return Err(self.lost(why));
         }
-        let reason = format!("{}: {}", why.code, why.message);
-        self.ready = None;
-        self.refusal = Some(why);
+        self.refusal = Some(why.clone());
         match self.calls.first() {
-            Some(call) => guard(&runners[call.runner], &reason),
-            None => GraphError::PlaceLost {
-                place: self.place.name().into(),
-                reason,
-            },
+            Some(call) => runners[call.runner].runner.unserved(Unserved {
+                declined: true,
+                ..why
+            }),
+            None => Ok(()),
         }
     }
 
@@ -633,11 +636,16 @@ fn guard(planned: &Planned, reason: &str) -> GraphError {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Tensor;
+    use std::sync::Mutex;
+
+    use candle_core::{Device, Tensor};
 
     use super::*;
-    use crate::session::tests::{decoder, Random};
-    use crate::session::{Install, SpanOutcome, SpanRunner};
+    use crate::captured::{Capture, StaticPlan};
+    use crate::crew::Alone;
+    use crate::graph::Origin;
+    use crate::session::tests::{decoder, inputs, Random};
+    use crate::session::{Frozen, Install, SpanOutcome, SpanRunner};
 
     struct At(Place);
 
@@ -668,7 +676,7 @@ mod tests {
             }
         };
         let plan = session.plan(at.iter().map(install).collect()).unwrap();
-        let found = split(&graph, &plan, |_| Ok(stays)).unwrap();
+        let found = split(&graph, &plan, &vec![stays; at.len()]);
         let found = found.map_err(|(code, reason)| format!("{code}: {reason}"))?;
         let names = |steps: &[usize]| {
             let name = |i: &usize| {
@@ -705,5 +713,286 @@ mod tests {
         // Who does not serve these sizes there is the host's; without anybody there is no part.
         assert_eq!(split_of(&[("norm.n", "a")], false).unwrap_err(), "nothing");
         assert_eq!(split_of(&[], true).unwrap_err(), "nothing");
+    }
+
+    /// Memory of a place.
+    #[derive(Clone, Debug)]
+    struct Cell(Place, Vec<usize>, Arc<Mutex<Vec<f32>>>);
+
+    impl Away for Cell {
+        fn place(&self) -> &Place {
+            &self.0
+        }
+
+        fn dims(&self) -> &[usize] {
+            &self.1
+        }
+
+        fn view(&self, dims: Vec<usize>) -> Arc<dyn Away> {
+            Arc::new(Cell(self.0.clone(), dims, self.2.clone()))
+        }
+
+        fn fetch(&self) -> Result<Tensor, GraphError> {
+            let data = self.2.lock().unwrap().clone();
+            Ok(Tensor::from_vec(data, self.1.as_slice(), &Device::Cpu).unwrap())
+        }
+
+        fn as_any(&self) -> &dyn std::any::Any {
+            self
+        }
+    }
+
+    fn data_of(away: &Arc<dyn Away>) -> &Arc<Mutex<Vec<f32>>> {
+        &away.as_any().downcast_ref::<Cell>().unwrap().2
+    }
+
+    /// Records, and fails to launch what it recorded; launches so far.
+    struct Faulty(Place, Arc<Mutex<u32>>);
+
+    impl Recorder for Faulty {
+        fn fixed(&mut self, dims: &[usize], _: bool) -> Result<Arc<dyn Away>, GraphError> {
+            let data = vec![f32::NAN; dims.iter().product()];
+            Ok(Arc::new(Cell(
+                self.0.clone(),
+                dims.to_vec(),
+                Arc::new(Mutex::new(data)),
+            )))
+        }
+
+        fn write(&self, to: &Arc<dyn Away>, data: &[f32]) -> Result<(), GraphError> {
+            data_of(to).lock().unwrap().copy_from_slice(data);
+            Ok(())
+        }
+
+        fn write_whole(&self, _: &Arc<dyn Away>, _: &[i64]) -> Result<(), GraphError> {
+            panic!("no whole numbers here")
+        }
+
+        fn read(&self, from: &Arc<dyn Away>, to: &mut [f32]) -> Result<(), GraphError> {
+            to.copy_from_slice(&data_of(from).lock().unwrap());
+            Ok(())
+        }
+
+        fn record(
+            &self,
+            calls: &mut dyn FnMut() -> Result<(), Unserved>,
+        ) -> Result<Box<dyn Recorded>, Unserved> {
+            calls()?;
+            Ok(Box::new(Faulty(self.0.clone(), self.1.clone())))
+        }
+    }
+
+    impl Recorded for Faulty {
+        fn launch(&self) -> Result<(), Unserved> {
+            *self.1.lock().unwrap() += 1;
+            Err(Unserved {
+                code: "launch_refused".into(),
+                message: "planted".into(),
+                declined: false,
+            })
+        }
+    }
+
+    /// The host's own kernel, at a place; what it was told it did not serve.
+    struct Seated {
+        place: Place,
+        kernel: Option<Kernel>,
+        weight: Option<Tensor>,
+        strict: bool,
+        launches: Arc<Mutex<u32>>,
+        unserved: Arc<Mutex<Vec<Unserved>>>,
+    }
+
+    impl SpanRunner for Seated {
+        fn run(&self, inputs: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
+            let mut inputs = inputs.to_vec();
+            inputs.extend(self.weight.clone().map(Some));
+            let kernel = self.kernel.as_ref().unwrap();
+            Ok(SpanOutcome::Done(kernel.run(&inputs, None).unwrap()))
+        }
+
+        fn place(&self) -> Option<&Place> {
+            Some(&self.place)
+        }
+
+        fn reads_housed(&self) -> bool {
+            true
+        }
+
+        fn freeze(&self, _: &[Option<&[usize]>]) -> Result<Frozen, GraphError> {
+            Ok(match self.kernel {
+                Some(_) => Frozen::Tensors,
+                None => Frozen::Host,
+            })
+        }
+
+        fn stays(&self, _: &[Option<&[usize]>]) -> Result<bool, GraphError> {
+            Ok(true)
+        }
+
+        fn records(&self) -> bool {
+            true
+        }
+
+        fn recorder(&self) -> Option<Box<dyn Recorder>> {
+            Some(Box::new(Faulty(self.place.clone(), self.launches.clone())))
+        }
+
+        fn replay_at(
+            &self,
+            inputs: &[Option<Held>],
+            _: Option<&Arc<dyn Away>>,
+        ) -> Result<Vec<Held>, Unserved> {
+            let there = |held: &Held| held.at(&self.place).unwrap().fetch().unwrap();
+            let inputs: Vec<_> = inputs.iter().map(|h| h.as_ref().map(there)).collect();
+            let Ok(SpanOutcome::Done(made)) = self.run(&inputs) else {
+                panic!("it runs")
+            };
+            let there = made.iter().map(|t| {
+                let data = t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                let data = Arc::new(Mutex::new(data));
+                Held::Away(Arc::new(Cell(self.place.clone(), t.dims().to_vec(), data)))
+            });
+            Ok(there.collect())
+        }
+
+        fn unserved(&self, why: Unserved) -> Result<(), GraphError> {
+            self.unserved.lock().unwrap().push(why);
+            match self.strict {
+                true => Err(GraphError::Span {
+                    name: "strict".into(),
+                    reason: "launch".into(),
+                }),
+                false => Ok(()),
+            }
+        }
+    }
+
+    /// The operations that make these values, at a place; launches, and what was not served.
+    #[allow(clippy::type_complexity)] // three things of one test
+    fn seated(
+        session: &Session,
+        ops: &[OpId],
+        strict: bool,
+    ) -> (Plan, Arc<Mutex<u32>>, Arc<Mutex<Vec<Unserved>>>) {
+        let graph = session.graph();
+        let (launches, unserved) = (Arc::default(), Arc::default());
+        let install = |op: &OpId| {
+            let (given, weights): (Vec<Option<ValueId>>, Vec<Option<ValueId>>) =
+                graph.op(*op).inputs.iter().partition(|v| {
+                    let v = v.unwrap();
+                    graph.param(v).is_none() && !matches!(graph.value(v).origin, Origin::State(_))
+                });
+            let weight = weights
+                .first()
+                .and_then(|v| session.value_tensor(v.unwrap()).unwrap());
+            let kernel = match session.exec(*op) {
+                Exec::Kernel(kernel) => Some(kernel.clone()),
+                _ => None,
+            };
+            Install {
+                name: graph.value(graph.op(*op).outputs[0]).name.clone(),
+                ops: vec![*op],
+                inputs: given,
+                outputs: graph.op(*op).outputs.clone(),
+                runner: Arc::new(Seated {
+                    place: Place::new("a"),
+                    kernel,
+                    weight,
+                    strict,
+                    launches: Arc::clone(&launches),
+                    unserved: Arc::clone(&unserved),
+                }),
+            }
+        };
+        let plan = session.plan(ops.iter().map(install).collect()).unwrap();
+        (plan, launches, unserved)
+    }
+
+    /// Steps of a captured plan, each with the host's own bits.
+    fn steps_as_the_host(
+        session: &Session,
+        plan: &Plan,
+        n: usize,
+    ) -> Result<StaticPlan, GraphError> {
+        let host = session.host_plan();
+        let prefilled = || {
+            let mut state = session.new_state(1, 24);
+            state.reserve().unwrap();
+            session.run(&host, &inputs(0, 3), &mut state, None).unwrap();
+            state
+        };
+        let captured = |plan: &Plan, state: &State| {
+            let capture = Capture {
+                inputs: &inputs(3, 1),
+                state,
+                windows: &[],
+                greedy: None,
+                last_row: None,
+            };
+            session.capture(plan, &capture)
+        };
+        let (mut own, mut state) = (prefilled(), prefilled());
+        let (mut want, mut step) = (captured(&host, &own)?, captured(plan, &state)?);
+        for at in 3..3 + n as i64 {
+            for (name, t) in ["ids", "positions"].into_iter().zip(inputs(at, 1)) {
+                want.write(name, &t).unwrap();
+                step.write(name, &t).unwrap();
+            }
+            want.replay(&mut own, &Alone)?;
+            step.replay(&mut state, &Alone)?;
+            let bits = |plan: &StaticPlan| {
+                let y = plan.read("y").unwrap().flatten_all().unwrap();
+                y.to_vec1::<f32>().unwrap()
+            };
+            for (a, b) in bits(&want).into_iter().zip(bits(&step)) {
+                assert!((a - b).abs() < 1e-5, "{a} is not {b}");
+            }
+        }
+        Ok(step)
+    }
+
+    fn made_by(session: &Session, kinds: &[OpKind]) -> Vec<OpId> {
+        let graph = session.graph();
+        let all = graph.op_ids();
+        all.filter(|op| kinds.contains(&graph.op(*op).kind))
+            .collect()
+    }
+
+    #[test]
+    fn a_launch_that_fails_is_counted_once_and_the_calls_are_made_one_by_one() {
+        let session = Session::new(decoder(), &Random).unwrap();
+        let norm = made_by(&session, &[OpKind::RmsNorm]);
+        let (plan, launches, unserved) = seated(&session, &norm, false);
+        let step = steps_as_the_host(&session, &plan, 5).unwrap();
+        assert_eq!(*launches.lock().unwrap(), 1);
+        let told = unserved.lock().unwrap();
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].declined && told[0].code == "launch_refused");
+        let note = step.manifest().there.unwrap();
+        assert_eq!(
+            (note.form.as_str(), note.code.as_deref()),
+            ("called", Some("launch_refused"))
+        );
+        // Who is to stop there does.
+        let (plan, launches, _) = seated(&session, &norm, true);
+        let error = steps_as_the_host(&session, &plan, 5).unwrap_err();
+        assert!(matches!(error, GraphError::Span { .. }), "{error}");
+        assert_eq!(*launches.lock().unwrap(), 1);
+    }
+
+    #[test]
+    fn a_region_of_the_host_keeps_its_readers_and_the_other_region_at_home() {
+        let session = Session::new(decoder(), &Random).unwrap();
+        let attention = made_by(&session, &[OpKind::Attention]);
+        let appends = made_by(&session, &[OpKind::KvAppend]);
+        for with in [&appends[..0], &appends[..1], &appends[1..]] {
+            let ops = [with, &attention].concat();
+            let (plan, _, _) = seated(&session, &ops, false);
+            assert_eq!(plan.installs().len(), ops.len());
+            let step = steps_as_the_host(&session, &plan, 3).unwrap();
+            let place = step.manifest().there.map(|note| note.place);
+            assert_eq!(place.unwrap_or_default(), "", "{}", with.len());
+        }
     }
 }
