@@ -8,10 +8,8 @@ use std::sync::Arc;
 use structures_plugin_api::sdk::{ports, BindRequest, Failure};
 
 use super::super::work::{Body, Inputs, Value};
-use super::{fill, filled, given};
+use super::{fill, filled, given, Bound};
 use crate::linear::dot;
-
-type Bound = Result<(Arc<dyn Body>, u64), Failure>;
 
 pub fn kv_append(request: &BindRequest<'_>) -> Bound {
     let inputs = &request.params.inputs;

@@ -5,10 +5,8 @@ use std::sync::Arc;
 use structures_plugin_api::sdk::{ports, BindRequest, Failure};
 
 use super::super::work::{Body, Inputs, Value};
-use super::{fill, filled, given};
+use super::{fill, filled, given, Bound};
 use crate::norm;
-
-type Bound = Result<(Arc<dyn Body>, u64), Failure>;
 
 pub fn add(request: &BindRequest<'_>) -> Bound {
     two(request, |a, b| a + b)

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use structures_plugin_api::sdk::{ports, BindRequest, Failure};
 
 use super::super::work::{Body, Inputs, Value};
-use super::{fill, filled, given};
-
-type Bound = Result<(Arc<dyn Body>, u64), Failure>;
+use super::{fill, filled, given, Bound};
 
 pub fn embedding(request: &BindRequest<'_>) -> Bound {
     let table = request.required_weight("w")?;

@@ -16,11 +16,11 @@ use structures_plugin_api::sdk::{BindRequest, BoundForm, Failure, Tensor, Tensor
 use super::work::{Body, Value, Work};
 use super::Sim;
 
-/// A kind and what binds it: the computation, and bytes of parameters it keeps.
-type Row = (
-    &'static str,
-    fn(&BindRequest<'_>) -> Result<(Arc<dyn Body>, u64), Failure>,
-);
+/// What a bind makes: the computation, and bytes of parameters it keeps.
+type Bound = Result<(Arc<dyn Body>, u64), Failure>;
+
+/// A kind and what binds it.
+type Row = (&'static str, fn(&BindRequest<'_>) -> Bound);
 
 /// What is executed.
 const TABLE: &[Row] = &[

@@ -5,10 +5,8 @@ use std::sync::Arc;
 use structures_plugin_api::sdk::{ports, rope::Layout, BindRequest, Failure};
 
 use super::super::work::{Body, Inputs, Value};
-use super::{fill, filled, given};
+use super::{fill, filled, given, Bound};
 use crate::rope::turn;
-
-type Bound = Result<(Arc<dyn Body>, u64), Failure>;
 
 pub fn rope(request: &BindRequest<'_>) -> Bound {
     let inputs = &request.params.inputs;
