@@ -3,6 +3,8 @@
 //
 // No toolkit header is needed: NVRTC compiles these files with nothing beside them. Everything under
 // `instructions` is replaced by the CPU shim of the tests, which is why it stands in functions.
+//
+// Layouts of fragments and of what descriptors name are those of the PTX ISA, chapters `mma` and `wgmma`.
 #pragma once
 
 typedef unsigned char u8;
@@ -50,6 +52,68 @@ __device__ __forceinline__ void mma_e4m3(float (&c)[4], const u32 (&a)[4], u32 b
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+#endif
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Tensor cores that four warps use together, on operands in shared memory: sm_90a alone.
+#define WARPGROUPS 1
+
+// Orders what threads wrote to shared memory before what the tensor cores read of it next.
+__device__ __forceinline__ void wgmma_written() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Orders a warpgroup's registers before its next products.
+__device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Waits until at most `PENDING` of the warpgroup's groups are under way.
+template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+#define SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SUMS(i) SUMS4(i), SUMS4(i + 4), SUMS4(i + 8), SUMS4(i + 12)
+
+// d += a * b on 64 x 256 x 16 bf16, both along k in shared memory as their descriptors say.
+__device__ __forceinline__ void wgmma_bf16(float (&d)[128], u64 a, u64 b) {
+  asm volatile("{.reg .pred add; setp.ne.b32 add, %130, 0; "
+               "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+               "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+               "%128, %129, add, 1, 1, 0, 0;}"
+               : SUMS(0), SUMS(16), SUMS(32), SUMS(48), SUMS(64), SUMS(80), SUMS(96), SUMS(112)
+               : "l"(a), "l"(b), "r"(1));
+}
+
+// The same on 64 x 256 x 32 E4M3.
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[128], u64 a, u64 b) {
+  asm volatile("{.reg .pred add; setp.ne.b32 add, %130, 0; "
+               "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {"
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+               "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+               "%128, %129, add, 1, 1;}"
+               : SUMS(0), SUMS(16), SUMS(32), SUMS(48), SUMS(64), SUMS(80), SUMS(96), SUMS(112)
+               : "l"(a), "l"(b), "r"(1));
+}
+
+#undef SUMS
+#undef SUMS4
 #endif
 
 // Starts copying 16 bytes into shared memory; zeros where `there` is false, and `from` is then any

@@ -1,5 +1,5 @@
-// Products `y[m, n] = sum_k x[m, k] * w[n, k]` with an epilogue, in three shapes: tiles on tensor cores,
-// rows streamed by warps for a handful of rows, and one thread a quadruple as the yardstick.
+// Products `y[m, n] = sum_k x[m, k] * w[n, k]` with an epilogue, in four shapes: tiles on tensor cores by warps
+// and by warpgroups, rows streamed by warps for a handful of rows, and one thread a quadruple as the yardstick.
 //
 // Operands are rows of bytes whose length is a multiple of 16. An epilogue is called with a row, a column
 // and two pairs of sums, of the columns `col, col + 1` and `col + 8, col + 9`: a packing that interleaves
@@ -13,6 +13,9 @@ struct Bf16 {
   static __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     mma_bf16(c, a, b0, b1);
   }
+#ifdef WARPGROUPS
+  static __device__ __forceinline__ void wgmma(float (&d)[128], u64 a, u64 b) { wgmma_bf16(d, a, b); }
+#endif
   static __device__ __forceinline__ float value(const u8 *p, u32 k) {
     return bf16_value(((const u16 *)p)[k]);
   }
@@ -24,6 +27,9 @@ struct E4m3 {
   static __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     mma_e4m3(c, a, b0, b1);
   }
+#endif
+#ifdef WARPGROUPS
+  static __device__ __forceinline__ void wgmma(float (&d)[128], u64 a, u64 b) { wgmma_e4m3(d, a, b); }
 #endif
   static __device__ __forceinline__ float value(const u8 *p, u32 k) { return e4m3_value(p[k]); }
 };
@@ -41,8 +47,9 @@ struct Operands {
 #define STAGES 3
 #define THREADS 256
 #define ROW_BYTES 128
-// Floats between rows of sums: eight rows of a fragment fall on different banks.
-#define SUMS_PITCH 136
+// Tiles of rows that neighbouring blocks share a tile of weights in: what is under way at one time then reads
+// little more of either operand than it must.
+#define GROUP 16
 
 __device__ __forceinline__ u32 piece_at(u32 row, u32 piece) {
   return row * ROW_BYTES + ((piece ^ (row & 7)) * 16);
@@ -62,6 +69,31 @@ __device__ __forceinline__ void stage_rows(u8 *to, const u8 *from, u32 first, u3
   }
 }
 
+// First row and column of this block's tile, of a grid along x alone that has one block a tile.
+template <int BM, int BN>
+__device__ __forceinline__ void tile_at(const Operands &o, u32 &m0, u32 &n0) {
+  const u32 down = (o.m + BM - 1) / BM, across = (o.n + BN - 1) / BN;
+  const u32 group = blockIdx.x / (GROUP * across), rest = blockIdx.x % (GROUP * across);
+  const u32 height = down - group * GROUP < GROUP ? down - group * GROUP : GROUP;
+  m0 = (group * GROUP + rest % height) * BM;
+  n0 = rest / height * BN;
+}
+
+// Floats between rows of sums: eight rows of a fragment fall on different banks.
+template <int BN> __device__ __forceinline__ constexpr int sums_pitch() { return BN + 8; }
+
+// Runs the epilogue on the sums of a tile of BN columns, which lie in shared memory: one loop, instead of as many
+// copies of the epilogue as a thread has sums.
+template <int BM, int BN, class Epilogue>
+__device__ __forceinline__ void tile_end(const float *sums, u32 m0, u32 n0, u32 m, const Epilogue &epilogue) {
+#pragma unroll 1
+  for (u32 q = threadIdx.x; q < BM * BN / 4; q += THREADS) {
+    u32 row = q / (BN / 4), col = q % (BN / 4) / 4 * 16 + q % 4 * 2;
+    const float *from = sums + row * sums_pitch<BN>() + col;
+    if (m0 + row < m) epilogue(m0 + row, n0 + col, from[0], from[1], from[8], from[9]);
+  }
+}
+
 // BM x 128 outputs a block of 8 warps, WARPS_M of them along the rows. Dynamic shared memory:
 // STAGES * (BM + 128) * 128 bytes.
 template <class Op, int BM, int WARPS_M, class Epilogue>
@@ -70,7 +102,8 @@ __device__ __forceinline__ void product_tile(const Operands &o, const Epilogue &
   const int MT = BM / WARPS_M / 16, NT = BN / WARPS_N / 8;
   DYNAMIC_SHARED(shared);
   const u32 row_bytes = o.k * Op::SIZE;
-  const u32 m0 = blockIdx.y * BM, n0 = blockIdx.x * BN;
+  u32 m0, n0;
+  tile_at<BM, BN>(o, m0, n0);
   const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   const u32 warp_m = (warp / WARPS_N) * (MT * 16), warp_n = (warp % WARPS_N) * (NT * 8);
   const u32 steps = (row_bytes + ROW_BYTES - 1) / ROW_BYTES;
@@ -129,8 +162,6 @@ __device__ __forceinline__ void product_tile(const Operands &o, const Epilogue &
   copy_wait<0>();
   __syncthreads();
 
-  // The sums go through shared memory, so that the epilogue is one loop instead of as many copies of it as
-  // a thread has sums.
   float *sums = (float *)shared;
 #pragma unroll
   for (int i = 0; i < MT; ++i)
@@ -139,18 +170,97 @@ __device__ __forceinline__ void product_tile(const Operands &o, const Epilogue &
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         u32 row = warp_m + i * 16 + half * 8 + lane / 4;
-        float *to = sums + row * SUMS_PITCH + warp_n + j * 8 + lane % 4 * 2;
+        float *to = sums + row * sums_pitch<BN>() + warp_n + j * 8 + lane % 4 * 2;
         to[0] = c[i][j][2 * half];
         to[1] = c[i][j][2 * half + 1];
       }
   __syncthreads();
-#pragma unroll 1
-  for (u32 q = threadIdx.x; q < BM * BN / 4; q += THREADS) {
-    u32 row = q / (BN / 4), col = q % (BN / 4) / 4 * 16 + q % 4 * 2;
-    const float *from = sums + row * SUMS_PITCH + col;
-    if (m0 + row < o.m) epilogue(m0 + row, n0 + col, from[0], from[1], from[8], from[9]);
-  }
+  tile_end<BM, BN>(sums, m0, n0, o.m, epilogue);
 }
+
+// ---- tiles of warpgroups --------------------------------------------------------------------------
+
+#ifdef WARPGROUPS
+
+#define DEEP_STAGES 4
+// What a stage begins at a multiple of: the permutation of its pieces is one of address bits up to this size.
+#define STAGE_ALIGN 1024
+
+// Operand rows of 128 bytes, pieces permuted by the row, as the tensor cores find them: the address in pieces of 16
+// bytes, 1024 bytes from eight rows to the next eight, the permutation of 128 bytes. Along k the address advances
+// within the row; it is then permuted by the same bits.
+__device__ __forceinline__ u64 wgmma_rows(const u8 *p) {
+  return (u64)((shared_address(p) & 0x3ffffu) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
+// 128 x 256 outputs a block of two warpgroups, one below the other. Dynamic shared memory:
+// DEEP_STAGES * (128 + 256) * 128 + STAGE_ALIGN bytes.
+//
+// A step's products run while the next step is waited for. A stage is filled again when everybody has passed the
+// barrier behind the step that followed its own, so no tensor core reads it any more. Nothing here waits for
+// something that may not come: copies are a thread's own.
+template <class Op, class Epilogue>
+__device__ __forceinline__ void product_warpgroups(const Operands &o, const Epilogue &epilogue) {
+  const int BM = 128, BN = 256, AHEAD = DEEP_STAGES - 2, STAGE = (BM + BN) * ROW_BYTES;
+  DYNAMIC_SHARED(raw);
+  u8 *shared = raw + (STAGE_ALIGN - shared_address(raw) % STAGE_ALIGN) % STAGE_ALIGN;
+  const u32 row_bytes = o.k * Op::SIZE;
+  u32 m0, n0;
+  tile_at<BM, BN>(o, m0, n0);
+  const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  const u32 steps = (row_bytes + ROW_BYTES - 1) / ROW_BYTES;
+
+  float d[BN / 2];
+#pragma unroll
+  for (int i = 0; i < BN / 2; ++i) d[i] = 0.0f;
+
+  // A group is committed every step, empty past the end, so that counting groups counts steps.
+#pragma unroll
+  for (int s = 0; s < AHEAD; ++s) {
+    if (s < (int)steps) {
+      u8 *stage = shared + s * STAGE;
+      stage_rows<BM>(stage, o.x, m0, o.m, row_bytes, s * ROW_BYTES);
+      stage_rows<BN>(stage + BM * ROW_BYTES, o.w, n0, o.n, row_bytes, s * ROW_BYTES);
+    }
+    copy_commit();
+  }
+  for (u32 step = 0; step < steps; ++step) {
+    copy_wait<AHEAD - 1>();
+    wgmma_written();
+    __syncthreads();
+    const u8 *stage = shared + step % DEEP_STAGES * STAGE;
+    const u8 *rows = stage + warp / 4 * 64 * ROW_BYTES, *columns = stage + BM * ROW_BYTES;
+    wgmma_begin();
+#pragma unroll
+    for (int kk = 0; kk < ROW_BYTES / 32; ++kk) Op::wgmma(d, wgmma_rows(rows + kk * 32), wgmma_rows(columns + kk * 32));
+    wgmma_commit();
+    u32 next = step + AHEAD;
+    if (next < steps) {
+      u8 *to = shared + next % DEEP_STAGES * STAGE;
+      stage_rows<BM>(to, o.x, m0, o.m, row_bytes, next * ROW_BYTES);
+      stage_rows<BN>(to + BM * ROW_BYTES, o.w, n0, o.n, row_bytes, next * ROW_BYTES);
+    }
+    copy_commit();
+    // The step before this one is done with its stage.
+    wgmma_wait<1>();
+  }
+  wgmma_wait<0>();
+  copy_wait<0>();
+  __syncthreads();
+
+  float *sums = (float *)shared;
+  const u32 first = warp * 16 + lane / 4;
+#pragma unroll
+  for (int i = 0; i < BN / 2; i += 2) {
+    float *to = sums + (first + i / 2 % 2 * 8) * sums_pitch<BN>() + i / 4 * 8 + lane % 4 * 2;
+    to[0] = d[i];
+    to[1] = d[i + 1];
+  }
+  __syncthreads();
+  tile_end<BM, BN>(sums, m0, n0, o.m, epilogue);
+}
+
+#endif
 
 // ---- the yardstick --------------------------------------------------------------------------------
 
@@ -319,6 +429,15 @@ __device__ __forceinline__ void operand_rows(const void *x, u32 x_dtype, void *o
     product_tile<Op, 32, 1>(o, p);                                                                          \
   }
 
+#ifdef WARPGROUPS
+#define WARPGROUP_TILES(name, Op, PARAMS)                                                                   \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) name##_wgmma(Operands o, PARAMS p) {             \
+    product_warpgroups<Op>(o, p);                                                                           \
+  }
+#else
+#define WARPGROUP_TILES(name, Op, PARAMS)
+#endif
+
 #define END(name, PARAMS)                                                                                   \
   extern "C" __global__ void name##_end(const void *sums, u32 dtype, u32 n, PARAMS p) {                     \
     product_end(sums, dtype, n, p);                                                                         \
@@ -336,14 +455,17 @@ __device__ __forceinline__ void operand_rows(const void *x, u32 x_dtype, void *o
 #if defined(STRUCTURES_SHIM) || __CUDA_ARCH__ >= 890
 #define PRODUCTS(name, PARAMS)                                                                              \
   TILES(name##_bf16, Bf16, PARAMS)                                                                          \
+  WARPGROUP_TILES(name##_bf16, Bf16, PARAMS)                                                                \
   PLAIN(name##_bf16, Bf16, PARAMS)                                                                          \
   TILES(name##_e4m3, E4m3, PARAMS)                                                                          \
+  WARPGROUP_TILES(name##_e4m3, E4m3, PARAMS)                                                                \
   PLAIN(name##_e4m3, E4m3, PARAMS)                                                                          \
   ROWS(name##_int8, PARAMS)                                                                                 \
   END(name, PARAMS)
 #else
 #define PRODUCTS(name, PARAMS)                                                                              \
   TILES(name##_bf16, Bf16, PARAMS)                                                                          \
+  WARPGROUP_TILES(name##_bf16, Bf16, PARAMS)                                                                \
   PLAIN(name##_bf16, Bf16, PARAMS)                                                                          \
   ROWS(name##_int8, PARAMS)                                                                                 \
   END(name, PARAMS)

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use structures_plugin_api::sdk::Failure;
 use structures_plugin_cuda::compiler::{Compiled, Compiler, NVRTC};
-use structures_plugin_cuda::kernels::{File, FILES, FP8, GENERIC};
+use structures_plugin_cuda::kernels::{Abilities, File, FILES, GENERIC};
 
 /// What one kernel needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,7 +52,8 @@ fn main() -> ExitCode {
         images += 1;
         bytes += compiled.image.len();
         let found = needs(&compiled.log);
-        for kernel in file.kernels(FP8.contains(&arch)) {
+        wrong.extend(serialised(file, arch, &compiled.log));
+        for kernel in file.kernels(Abilities::of(arch)) {
             let Some(needs) = found.get(&kernel) else {
                 wrong.push(format!("{kernel} for {arch}: the code does not have it"));
                 continue;
@@ -104,6 +105,13 @@ fn all(compiler: &Compiler) -> Vec<(&'static File, &'static str, Result<Compiled
             .position(|(f, a)| f.name == file.name && a == arch)
     });
     done
+}
+
+/// The assembler's word that products of warpgroups wait for each other: they run, at a fraction of the speed.
+fn serialised(file: &File, arch: &str, log: &str) -> Option<String> {
+    let mut lines = log.lines();
+    let line = lines.find(|line| line.contains("wgmma") && line.contains("serialized"))?;
+    Some(format!("{}.cu for {arch}: {}", file.name, line.trim()))
 }
 
 fn judged(file: &File, kernel: &str, arch: &str, needs: Needs) -> Option<String> {
@@ -172,5 +180,8 @@ ptxas info    : Used 20 registers, used 0 barriers, 388 bytes cmem[0]
         let file = &FILES[0];
         assert!(judged(file, "one", "sm_90a", one).is_some());
         assert!(judged(file, "two", "sm_90a", found["two"]).is_none());
+        assert!(serialised(file, "sm_90a", LOG).is_none());
+        let said = "ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized";
+        assert!(serialised(file, "sm_90a", said).is_some());
     }
 }

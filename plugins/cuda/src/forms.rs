@@ -22,6 +22,7 @@ use structures_plugin_api::DType;
 
 use crate::context::{Arguments, Buffer, Context, Grid, Kernel, Module};
 use crate::format::Format;
+use crate::kernels::target;
 use crate::lt::Lt;
 use crate::product::Rung;
 
@@ -391,10 +392,12 @@ fn climb(
     rows: u64,
     name: &str,
 ) -> Result<Rung, Failure> {
-    let ladder = body.ladder();
+    let target = target(context.gpu().capability);
+    let ladder = body.ladder().iter().copied();
+    let ladder: Vec<Rung> = ladder.filter(|rung| rung.exists_on(&target)).collect();
     let trial = Trial::new(context, body, dtype, rows)?;
     let mut fell = Vec::new();
-    for rung in ladder {
+    for rung in &ladder {
         let last = *rung == Rung::Plain || ladder.len() == 1;
         let tried = trial.run(*rung, rows).and_then(|_| match last {
             true => Ok(()),

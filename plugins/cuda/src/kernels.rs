@@ -74,6 +74,33 @@ pub const GENERIC: &[&str] = &[
 ];
 /// Architectures of kernels that multiply E4M3: tensor cores do from 8.9 on.
 pub const FP8: &[&str] = &["sm_89", "sm_90a", "sm_100a", "sm_120a"];
+/// Architectures whose warpgroups multiply what lies in shared memory: `wgmma` is of this one alone.
+pub const WARPGROUPS: &[&str] = &["sm_90a"];
+
+/// What the kernels of a file depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    /// Products of E4M3.
+    pub e4m3: bool,
+    /// Products of warpgroups.
+    pub warpgroups: bool,
+}
+
+impl Abilities {
+    /// All there are: those of the tests on the CPU.
+    pub const ALL: Self = Abilities {
+        e4m3: true,
+        warpgroups: true,
+    };
+
+    /// Those of a target such as `sm_90a`.
+    pub fn of(target: &str) -> Self {
+        Abilities {
+            e4m3: FP8.contains(&target),
+            warpgroups: WARPGROUPS.contains(&target),
+        }
+    }
+}
 
 const SHAPES: &[&str] = &["tile128", "tile32", "plain"];
 const ROWS: &[&str] = &["rows1", "rows2", "rows4", "rows8"];
@@ -88,15 +115,19 @@ impl File {
         }
     }
 
-    /// Every kernel of the file on an architecture with or without E4M3 products.
-    pub fn kernels(&self, fp8: bool) -> Vec<String> {
+    /// Every kernel of the file on an architecture of these abilities.
+    pub fn kernels(&self, abilities: Abilities) -> Vec<String> {
         let mut all: Vec<String> = self.singles.iter().map(|s| (*s).to_string()).collect();
         for product in self.products {
-            let operands: &[&str] = if fp8 { &["bf16", "e4m3"] } else { &["bf16"] };
+            let operands: &[&str] = match abilities.e4m3 {
+                true => &["bf16", "e4m3"],
+                false => &["bf16"],
+            };
             for operand in operands {
                 all.extend(
                     SHAPES
                         .iter()
+                        .chain(abilities.warpgroups.then_some(&"wgmma"))
                         .map(|shape| format!("{product}_{operand}_{shape}")),
                 );
             }
@@ -163,7 +194,7 @@ mod tests {
             let unknown: Vec<_> = file
                 .spills()
                 .into_iter()
-                .filter(|name| !file.kernels(true).iter().any(|k| k == name))
+                .filter(|name| !file.kernels(Abilities::ALL).iter().any(|k| k == name))
                 .collect();
             assert!(unknown.is_empty(), "{unknown:?}");
         }
@@ -177,8 +208,15 @@ mod tests {
         assert!(!FP8
             .iter()
             .any(|arch| arch.starts_with("sm_80") || *arch == "sm_86"));
-        let kernels = FILES[0].kernels(false);
+        let of = |arch: &str| FILES[0].kernels(Abilities::of(arch));
+        let kernels = of("sm_86");
         assert!(!kernels.iter().any(|k| k.contains("e4m3")));
-        assert_eq!(FILES[0].kernels(true).len(), kernels.len() + 3);
+        assert_eq!(of("sm_89").len(), kernels.len() + 3);
+        let wgmma: Vec<_> = of("sm_90a")
+            .into_iter()
+            .filter(|k| k.ends_with("_wgmma"))
+            .collect();
+        assert_eq!(wgmma, ["linear_proj_bf16_wgmma", "linear_proj_e4m3_wgmma"]);
+        assert!(!of("sm_100a").iter().any(|k| k.ends_with("_wgmma")));
     }
 }

@@ -33,7 +33,7 @@ use crate::lt::Lt;
 use crate::presence::{caught, Gpu};
 
 /// Rungs, as entries of a probe.
-const ENTRIES: [&str; 4] = ["cublaslt", "mma_sync", "row_stream", "plain"];
+const ENTRIES: [&str; 5] = ["cublaslt", "wgmma", "mma_sync", "row_stream", "plain"];
 
 /// The backend.
 pub struct Cuda {
@@ -84,9 +84,17 @@ impl Backend for Cuda {
         let ladder = format_of(&decl.name).map_or(&["plain"][..], |ladder| ladder);
         let ready = self.context(device).and_then(|context| {
             context.synchronize(0)?;
-            self.module(&context, leaf.structure)
+            self.module(&context, leaf.structure)?;
+            Ok(kernels::Abilities::of(&kernels::target(
+                context.gpu().capability,
+            )))
         });
-        let there = |entry: &&str| ready.is_ok() && (*entry != "cublaslt" || Lt::is_there());
+        let there = |entry: &&str| match (*entry, &ready) {
+            (_, Err(_)) => false,
+            ("cublaslt", _) => Lt::is_there(),
+            ("wgmma", Ok(abilities)) => abilities.warpgroups,
+            _ => true,
+        };
         let (present, absent): (Vec<&str>, Vec<&str>) =
             ladder.iter().copied().partition(|e| there(e));
         let owned = |list: Vec<&str>| list.into_iter().map(str::to_string).collect();
@@ -135,7 +143,7 @@ impl Backend for Cuda {
 fn format_of(form: &str) -> Option<&'static [&'static str]> {
     match form {
         "w8a16_static" => Some(&["row_stream"]),
-        "bf16" | "bf16_pack" | "fp8_static" => Some(&["cublaslt", "mma_sync", "plain"]),
+        "bf16" | "bf16_pack" | "fp8_static" => Some(&["cublaslt", "wgmma", "mma_sync", "plain"]),
         _ => None,
     }
 }

@@ -8,6 +8,7 @@ use structures_plugin_api::DType;
 use crate::context::{Argument, Arguments, Grid, Kernel};
 use crate::format::Format;
 use crate::forms::{Site, STEP};
+use crate::kernels::{target, Abilities};
 use crate::lt::Plan;
 use crate::weights::{Order, Weights};
 
@@ -16,6 +17,8 @@ use crate::weights::{Order, Weights};
 pub enum Rung {
     /// cublasLt, and the epilogue as a kernel of its own.
     Library,
+    /// Tensor cores through `wgmma`, a larger tile a block; few rows as [`Rung::Tiles`].
+    Warpgroups,
     /// Tensor cores through `mma.sync`, a tile a block.
     Tiles,
     /// Weights streamed by warps, up to 8 rows.
@@ -29,6 +32,7 @@ impl Rung {
     pub fn name(self) -> &'static str {
         match self {
             Rung::Library => "cublaslt",
+            Rung::Warpgroups => "wgmma",
             Rung::Tiles => "mma_sync",
             Rung::Rows => "row_stream",
             Rung::Plain => "plain",
@@ -39,8 +43,13 @@ impl Rung {
     pub fn ladder(format: Format) -> &'static [Rung] {
         match format {
             Format::W8a16Static => &[Rung::Rows],
-            _ => &[Rung::Library, Rung::Tiles, Rung::Plain],
+            _ => &[Rung::Library, Rung::Warpgroups, Rung::Tiles, Rung::Plain],
         }
+    }
+
+    /// Whether a device of this target can have it at all.
+    pub fn exists_on(self, target: &str) -> bool {
+        self != Rung::Warpgroups || Abilities::of(target).warpgroups
     }
 }
 
@@ -50,6 +59,8 @@ const SPAN: u32 = 512;
 const SHARED_128: u32 = 3 * 256 * 128;
 /// Stages x (32 + 128) rows x 128 bytes.
 const SHARED_32: u32 = 3 * 160 * 128;
+/// Stages x (128 + 256) rows x 128 bytes, and what their alignment may take.
+const SHARED_WARPGROUPS: u32 = 4 * 384 * 128 + 1024;
 /// Rows up to which the smaller tile wastes less than the larger.
 const SMALL_ROWS: u32 = 32;
 /// Channels from which a warp has enough to do with one quadruple alone.
@@ -92,7 +103,7 @@ pub struct Product {
     pub scale: f32,
     /// What activations are divided by before they become codes; 1 where they are none.
     pub x_scale: f32,
-    /// Tiles of 128 and of 32 rows, plain; or rows 1, 2, 4, 8.
+    /// Tiles of 128 and of 32 rows, plain, and of warpgroups where there are any; or rows 1, 2, 4, 8.
     kernels: Vec<Kernel>,
     end: Kernel,
     /// The library's plan, or why there is none.
@@ -125,8 +136,15 @@ impl Product {
             }
             _ => 1.0,
         };
+        let target = target(module.context().gpu().capability);
         let shapes: &[(&str, u32)] = match format {
             Format::W8a16Static => &[("rows1", 0), ("rows2", 0), ("rows4", 0), ("rows8", 0)],
+            _ if Rung::Warpgroups.exists_on(&target) => &[
+                ("tile128", SHARED_128),
+                ("tile32", SHARED_32),
+                ("plain", 0),
+                ("wgmma", SHARED_WARPGROUPS),
+            ],
             _ => &[("tile128", SHARED_128), ("tile32", SHARED_32), ("plain", 0)],
         };
         let kernel = |(shape, shared): &(&str, u32)| {
@@ -203,6 +221,14 @@ impl Product {
             n,
             k,
         };
+        let tiles = |kernel: usize, (down, across): (u32, u32), shared: u32| {
+            let grid = Grid {
+                blocks: (rows.div_ceil(down) * n.div_ceil(across), 1),
+                threads: 256,
+                shared,
+            };
+            (kernel, grid)
+        };
         let (kernel, grid) = match rung {
             Rung::Library => {
                 let plan = self.plan.as_ref().map_err(Clone::clone)?;
@@ -224,28 +250,9 @@ impl Product {
                     self.end.context().launch(queue, &self.end, grid, arguments)
                 };
             }
-            Rung::Tiles if rows > SMALL_ROWS => {
-                let blocks = (n.div_ceil(128), rows.div_ceil(128));
-                (
-                    0,
-                    Grid {
-                        blocks,
-                        threads: 256,
-                        shared: SHARED_128,
-                    },
-                )
-            }
-            Rung::Tiles => {
-                let blocks = (n.div_ceil(128), rows.div_ceil(32));
-                (
-                    1,
-                    Grid {
-                        blocks,
-                        threads: 256,
-                        shared: SHARED_32,
-                    },
-                )
-            }
+            Rung::Warpgroups if rows > SMALL_ROWS => tiles(3, (128, 256), SHARED_WARPGROUPS),
+            Rung::Tiles if rows > SMALL_ROWS => tiles(0, (128, 128), SHARED_128),
+            Rung::Warpgroups | Rung::Tiles => tiles(1, (32, 128), SHARED_32),
             Rung::Plain => {
                 let blocks = (quadruples.div_ceil(64), rows);
                 (
@@ -288,7 +295,10 @@ impl Product {
             }
         };
         let arguments = Arguments::default().with(&operands).with(end);
-        let kernel = &self.kernels[kernel];
+        let Some(kernel) = self.kernels.get(kernel) else {
+            let text = format!("no kernel of the rung {} for this device", rung.name());
+            return Err(Failure::refused("no_rung", text));
+        };
         // SAFETY: the arguments of a tile or plain kernel; the addresses are promised by the caller.
         unsafe { kernel.context().launch(queue, kernel, grid, arguments) }
     }

@@ -233,8 +233,18 @@ fn a_rung_that_fails_or_lies_is_passed_over() {
         &[][..],
         &[no_library],
         &[("FAKE_LT_WRONG", "1")],
-        &[no_library, ("FAKE_GPU_BREAK", "_tile")],
-        &[no_library, ("FAKE_GPU_WRONG", "_tile")],
+        &[no_library, ("FAKE_GPU_BREAK", "_wgmma")],
+        &[no_library, ("FAKE_GPU_WRONG", "_wgmma")],
+        &[
+            no_library,
+            ("FAKE_GPU_BREAK", "_tile"),
+            ("FAKE_GPU_WRONG", "_wgmma"),
+        ],
+        &[
+            no_library,
+            ("FAKE_GPU_WRONG", "_tile"),
+            ("FAKE_GPU_BREAK", "_wgmma"),
+        ],
     ] {
         let Some(opened) = open(settings) else {
             return;
@@ -261,7 +271,7 @@ fn a_rung_that_fails_or_lies_is_passed_over() {
         .err()
         .expect("nothing runs");
     assert_eq!(error.code, "no_rung", "{error}");
-    for rung in ["cublaslt", "mma_sync", "plain"] {
+    for rung in ["cublaslt", "wgmma", "mma_sync", "plain"] {
         assert!(error.to_string().contains(rung), "{error}");
     }
 }

@@ -28,15 +28,25 @@ static ALONE: Mutex<()> = Mutex::new(());
 #[test]
 fn our_own_kernels_compute_what_their_structures_say() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    // Without the library the tiles are the best rung.
+    // Without the library the warpgroups are the best rung.
     std::env::set_var("FAKE_LT_NONE", "1");
+    std::env::remove_var("FAKE_GPU_ARCH");
     judge(|_| true);
+}
+
+#[test]
+fn tiles_of_warps_compute_it_where_there_are_no_warpgroups() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    std::env::set_var("FAKE_LT_NONE", "1");
+    std::env::set_var("FAKE_GPU_ARCH", "89");
+    judge(|form| form.structure == "linear_proj" && form.name != "w8a16_static");
 }
 
 #[test]
 fn the_library_and_our_epilogues_compute_what_the_structures_say() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     std::env::remove_var("FAKE_LT_NONE");
+    std::env::remove_var("FAKE_GPU_ARCH");
     // One form of each kind of operand and of epilogue: the rest is the library's.
     judge(|form| match form.structure.as_str() {
         "decoder_ffn" => form.name == "fp8_static",

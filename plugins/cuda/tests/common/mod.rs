@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use structures_plugin_cuda::kernels::FILES;
+use structures_plugin_cuda::kernels::{Abilities, FILES};
 
 /// Where the fakes were built.
 pub struct Fakes {
@@ -74,7 +74,7 @@ fn build() -> Option<Fakes> {
     }
     table += "extern const shim::Kernel KERNELS[] = {\n";
     let mut count = 0;
-    for name in FILES.iter().flat_map(|file| file.kernels(true)) {
+    for name in FILES.iter().flat_map(|file| file.kernels(Abilities::ALL)) {
         table +=
             &format!("  {{\"{name}\", shim::Thunk<{name}>::call, shim::Thunk<{name}>::sizes}},\n");
         count += 1;
@@ -85,7 +85,7 @@ fn build() -> Option<Fakes> {
     let compile = |name: &str, sources: &[&Path]| -> Result<(), String> {
         let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
         command
-            .args(["-std=c++17", "-O2", "-U_FORTIFY_SOURCE", "-fPIC", "-shared"])
+            .args(["-std=c++17", "-O3", "-U_FORTIFY_SOURCE", "-fPIC", "-shared"])
             .args(["-ffp-contract=off", "-Wall", "-Wno-unknown-pragmas"])
             .arg(format!("-Wl,-soname,{name}"))
             .arg("-I")

@@ -3,7 +3,9 @@
 // Blocks run one after the other; the threads of a block are fibres that switch at barriers and at warp
 // collectives, so a barrier that not everybody reaches is seen (the run ends with a message) and shared
 // memory is shared. Tensor-core instructions exchange fragments exactly as the instruction set documents
-// them; asynchronous copies land only when they are waited for, and until then their target holds NaN.
+// them; asynchronous copies land only when they are waited for, and until then their target holds NaN. Products
+// of warpgroups read shared memory through their descriptors when they begin, and it must still be the same when
+// they are waited for.
 // Not here: the memory model between blocks, and time.
 #pragma once
 #define STRUCTURES_SHIM 1
@@ -47,6 +49,12 @@ struct Copy {
   unsigned char bytes[16];
 };
 
+// What a product that is under way has read: the run ends with a message where it is overwritten meanwhile.
+struct Reading {
+  const unsigned char *from;
+  unsigned char bytes[16];
+};
+
 struct Fibre {
   ucontext_t start;
   jmp_buf at;
@@ -56,6 +64,9 @@ struct Fibre {
   unsigned parity = 0;
   std::deque<std::vector<Copy>> groups;
   std::vector<Copy> open;
+  std::deque<std::vector<Reading>> products;
+  std::vector<Reading> begun;
+  bool ordered = false;
   std::unique_ptr<unsigned char[]> stack;
 };
 
@@ -106,6 +117,7 @@ inline void entry() {
   if (!self->groups.empty() || !self->open.empty())
     for (auto &g : self->groups)
       if (!g.empty()) fail("a thread ended with copies under way");
+  if (!self->products.empty() || !self->begun.empty()) fail("a thread ended with products under way");
   --alive;
   next();
 }
@@ -176,6 +188,9 @@ inline void launch(dim3 g, dim3 b, size_t shared_bytes, void (*f)(void *), void 
           fibre.parity = 0;
           fibre.groups.clear();
           fibre.open.clear();
+          fibre.products.clear();
+          fibre.begun.clear();
+          fibre.ordered = false;
           ++warps[t / 32].size;
           getcontext(&fibre.start);
           fibre.start.uc_stack.ss_sp = fibre.stack.get();
@@ -293,6 +308,81 @@ inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigne
 inline void mma_e4m3(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   shim::mma<4, shim::e4m3>(c, a, b0, b1);
 }
+
+// ---- warpgroups -----------------------------------------------------------------------------------
+
+#define WARPGROUPS 1
+
+namespace shim {
+// Where dynamic shared memory begins; not where a tile may.
+constexpr unsigned SHARED_BASE = 256;
+
+// Sixteen bytes of a row of an operand that lies along k, at `piece` of the 32 bytes a product reads.
+inline const unsigned char *operand_piece(uint64_t descriptor, unsigned row, unsigned piece) {
+  unsigned start = (unsigned)(descriptor & 0x3fff) << 4, eight_rows = (unsigned)(descriptor >> 32 & 0x3fff) << 4;
+  if (descriptor >> 62 != 1 || (descriptor >> 49 & 7)) fail("a descriptor of another permutation");
+  if ((start & ~127u) % 1024) fail("an operand off its alignment");
+  unsigned at = start + row / 8 * eight_rows + row % 8 * 128 + piece * 16;
+  at ^= (at >> 7 & 7) << 4;
+  return dynamic_shared + at - SHARED_BASE;
+}
+
+// A thread has rows `r` and `r + 8` of its warp's sixteen and two of every eight columns.
+template <int SIZE, float (*VALUE)(const void *)> void wgmma(float (&d)[128], uint64_t a, uint64_t b) {
+  struct Both {
+    uint64_t a, b;
+  };
+  auto all = exchange(Both{a, b});
+  for (unsigned lane = 0; lane < 32; ++lane)
+    if (std::memcmp(all[lane], all[0], sizeof(Both))) fail("lanes name different operands");
+  if (!self->ordered) fail("products begin before registers are ordered");
+  const int count = 32 / SIZE;
+  auto read = [&](uint64_t descriptor, unsigned row, float (&values)[count]) {
+    for (unsigned piece = 0; piece < 2; ++piece) {
+      Reading reading;
+      reading.from = operand_piece(descriptor, row, piece);
+      std::memcpy(reading.bytes, reading.from, 16);
+      for (int i = 0; i < count / 2; ++i) values[piece * (count / 2) + i] = VALUE(reading.bytes + i * SIZE);
+      self->begun.push_back(reading);
+    }
+  };
+  unsigned lane = self->lane, first = self->warp % 4 * 16 + lane / 4;
+  float rows[2][count], columns[64][count], sums[2][64], across[count][64];
+  read(a, first, rows[0]);
+  read(a, first + 8, rows[1]);
+  for (unsigned c = 0; c < 64; ++c) {
+    read(b, c / 2 * 8 + lane % 4 * 2 + c % 2, columns[c]);
+    for (int k = 0; k < count; ++k) across[k][c] = columns[c][k];
+  }
+  for (unsigned half = 0; half < 2; ++half) {
+    for (unsigned c = 0; c < 64; ++c) sums[half][c] = d[c / 2 * 4 + half * 2 + c % 2];
+    for (int k = 0; k < count; ++k)
+      for (unsigned c = 0; c < 64; ++c) sums[half][c] += rows[half][k] * across[k][c];
+    for (unsigned c = 0; c < 64; ++c) d[c / 2 * 4 + half * 2 + c % 2] = sums[half][c];
+  }
+}
+} // namespace shim
+
+inline unsigned shared_address(const void *p) {
+  return (unsigned)((const unsigned char *)p - shim::dynamic_shared) + shim::SHARED_BASE;
+}
+inline void wgmma_written() {}
+inline void wgmma_begin() { shim::self->ordered = true; }
+inline void wgmma_commit() {
+  shim::self->products.push_back(std::move(shim::self->begun));
+  shim::self->begun.clear();
+  shim::self->ordered = false;
+}
+template <int PENDING> void wgmma_wait() {
+  auto &products = shim::self->products;
+  while (products.size() > PENDING) {
+    for (auto &reading : products.front())
+      if (std::memcmp(reading.from, reading.bytes, 16)) shim::fail("an operand was overwritten under a product");
+    products.pop_front();
+  }
+}
+inline void wgmma_bf16(float (&d)[128], uint64_t a, uint64_t b) { shim::wgmma<2, shim::bf16>(d, a, b); }
+inline void wgmma_e4m3(float (&d)[128], uint64_t a, uint64_t b) { shim::wgmma<1, shim::e4m3>(d, a, b); }
 
 inline void copy_start(void *to, const void *from, bool there) {
   shim::Copy c;
