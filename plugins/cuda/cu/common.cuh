@@ -132,12 +132,24 @@ template <int PENDING> __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-__device__ __forceinline__ uint4 load_streamed(const void *p) {
+// Sixteen bytes that nobody reads again; zeros where `there` is false. Begun in the order of the program, so that what
+// is asked for early is under way early.
+__device__ __forceinline__ uint4 load_streamed(const void *p, bool there) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
+  asm volatile("{.reg .pred there; setp.ne.u32 there, %5, 0; "
+               "mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0; "
+               "@there ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];}"
+               : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+               : "l"(p), "r"((u32)there)
+               : "memory");
   return v;
+}
+
+// a * b + c on two bf16.
+__device__ __forceinline__ u32 bf16_fma(u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
 }
 
 #endif

@@ -286,94 +286,116 @@ __device__ __forceinline__ void product_plain(const Operands &o, const Epilogue 
 
 // ---- a handful of rows ----------------------------------------------------------------------------
 
-// int8 weights are read once, 16 bytes a lane, by up to 8 rows of f32. `x` lies in spans of 512 elements,
-// each as 4 x 32 quadruples: what a lane multiplies with its 16 weights is then read side by side with its
-// neighbours'. The spans of one row are `x_spans * 512` floats; what lies past K is not read.
-#define SPAN 512
-
-// Where element k of a row lies.
-__device__ __forceinline__ u32 spread_at(u32 k) {
-  u32 span = k / SPAN, lane = k % SPAN / 16, quadruple = k % 16 / 4;
-  return span * SPAN + (quadruple * WARP + lane) * 4 + k % 4;
-}
+// int8 weights are read once, by up to 8 rows of bf16, or of f32 as three bf16 whose sum it is. Weights are the left
+// operand of `mma`, rows the right one: the work is the same for one row and for eight.
+//
+// Weights lie in pieces of 16 channels by 64 inputs, 1024 bytes each, those of 16 channels one after the other: first
+// the channels 0 to 7 of the piece, then 8 to 15, sixteen bytes a lane. Lane `4 g + t` has channels `g` and `g + 8` and
+// the inputs 16 t to 16 t + 15 of the piece; `mma` sums over k in any order, so they are four steps of its own four.
+// Inputs past K are codes of 0.
+#define PIECE 64
+#define PIECE_BYTES 1024
+#define ROWS_WARPS 8
+#define MOST_ROWS 8
 
 struct Rows {
-  const float *x;
-  const signed char *w;
-  u32 m, n, k, x_spans;
-  u32 split; // warps that share one quadruple of channels: 1, or all 4 of the block
+  const u16 *x; // [planes][MOST_ROWS][k], or [m][k] where there is one plane
+  const u8 *w;
+  u32 m, n, k;
 };
 
-__device__ __forceinline__ float byte_of(u32 word, int i) { return (float)(signed char)(word >> (8 * i)); }
+// Of four int8 the two at byte 0 and 1, or at 2 and 3, as bf16, which has them all: 128 plus the low seven bits, less
+// 128 or, for a negative one, 256.
+__device__ __forceinline__ u32 bf16_of_bytes(u32 word, int upper) {
+  u32 pair = __byte_perm(word, 0u, upper ? 0x4342u : 0x4140u);
+  u32 low = (pair & 0x007f007fu) | 0x43004300u, less = (pair & 0x00800080u) | 0xc300c300u;
+  return bf16_fma(low, 0x3f803f80u, less);
+}
 
-// Blocks of 4 warps; a warp has the channels `col, col + 1, col + 8, col + 9`.
-template <int M, class Epilogue>
+// CHANNELS outputs a block of 8 warps, which take turns with the pieces along K; PLANES bf16 an input. A warp's next
+// DEPTH pieces are under way while it multiplies.
+template <int CHANNELS, int PLANES, class Epilogue>
 __device__ __forceinline__ void product_rows(const Rows &o, const Epilogue &epilogue) {
-  __shared__ float shares[4][4 * M];
+  const int TILES = CHANNELS / 16, DEPTH = 4 / TILES;
+  __shared__ float sums[ROWS_WARPS][CHANNELS][MOST_ROWS];
   const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-  const u32 quadruple = o.split == 1 ? blockIdx.x * 4 + warp : blockIdx.x;
-  const u32 col = quadruple / 4 * 16 + quadruple % 4 * 2;
-  const u32 first = o.split == 1 ? 0 : warp, step = o.split;
-
-  const signed char *w[4];
+  const u32 pieces = (o.k + PIECE - 1) / PIECE, tiles = (o.n + 15) / 16;
+  const u32 group = lane / 4, part = lane % 4;
+  const u8 *w[TILES];
+  bool there[TILES];
 #pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    u32 channel = col + (c / 2) * 8 + c % 2;
-    w[c] = o.w + (u64)(channel < o.n ? channel : o.n - 1) * o.k;
+  for (int i = 0; i < TILES; ++i) {
+    u32 tile = blockIdx.x * TILES + i;
+    there[i] = tile < tiles;
+    w[i] = o.w + (u64)(there[i] ? tile : 0) * pieces * PIECE_BYTES + lane * 16;
   }
-  float sums[4][M];
-#pragma unroll
-  for (int c = 0; c < 4; ++c)
-#pragma unroll
-    for (int m = 0; m < M; ++m) sums[c][m] = 0.0f;
+  const u16 *x = o.x + (u64)group * o.k + part * 16;
 
-  for (u32 span = first; span < o.x_spans; span += step) {
-    u32 k = span * SPAN + lane * 16;
-    uint4 codes[4];
+  float c[TILES][4];
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      codes[c].x = codes[c].y = codes[c].z = codes[c].w = 0;
-      if (k < o.k) codes[c] = load_streamed(w[c] + k);
-    }
+  for (int i = 0; i < TILES; ++i)
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      float4 x[M];
+    for (int e = 0; e < 4; ++e) c[i][e] = 0.0f;
+  uint4 codes[DEPTH][TILES][2];
 #pragma unroll
-      for (int m = 0; m < M; ++m) {
-        const float4 *row = (const float4 *)(o.x + ((u64)m * o.x_spans + span) * SPAN);
-        x[m].x = x[m].y = x[m].z = x[m].w = 0.0f;
-        if (k < o.k) x[m] = row[q * WARP + lane];
+  for (int d = 0; d < DEPTH; ++d)
+#pragma unroll
+    for (int i = 0; i < TILES; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        u32 piece = warp + d * ROWS_WARPS;
+        codes[d][i][half] = load_streamed(w[i] + (u64)piece * PIECE_BYTES + half * 512, there[i] && piece < pieces);
       }
+  for (u32 first = warp; first < pieces; first += DEPTH * ROWS_WARPS) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        u32 word = q == 0 ? codes[c].x : q == 1 ? codes[c].y : q == 2 ? codes[c].z : codes[c].w;
-        float a = byte_of(word, 0), b = byte_of(word, 1), d = byte_of(word, 2), e = byte_of(word, 3);
+    for (int d = 0; d < DEPTH; ++d) {
+      const u32 piece = first + d * ROWS_WARPS, next = piece + DEPTH * ROWS_WARPS;
+      const bool some = group < o.m && piece * PIECE + part * 16 < o.k;
+      uint4 b[PLANES][2];
 #pragma unroll
-        for (int m = 0; m < M; ++m) sums[c][m] += a * x[m].x + b * x[m].y + d * x[m].z + e * x[m].w;
+      for (int p = 0; p < PLANES; ++p)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          b[p][half].x = b[p][half].y = b[p][half].z = b[p][half].w = 0;
+          const u16 *from = x + (u64)p * MOST_ROWS * o.k + piece * PIECE + half * 8;
+          if (some) b[p][half] = *(const uint4 *)from;
+        }
+#pragma unroll
+      for (int i = 0; i < TILES; ++i) {
+        const uint4 upper = codes[d][i][0], lower = codes[d][i][1];
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          codes[d][i][half] = load_streamed(w[i] + (u64)next * PIECE_BYTES + half * 512, there[i] && next < pieces);
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+          const u32 u = step == 0 ? upper.x : step == 1 ? upper.y : step == 2 ? upper.z : upper.w;
+          const u32 l = step == 0 ? lower.x : step == 1 ? lower.y : step == 2 ? lower.z : lower.w;
+          const u32 a[4] = {bf16_of_bytes(u, 0), bf16_of_bytes(l, 0), bf16_of_bytes(u, 1), bf16_of_bytes(l, 1)};
+#pragma unroll
+          for (int p = 0; p < PLANES; ++p) {
+            const uint4 &of = b[p][step / 2];
+            mma_bf16(c[i], a, step % 2 ? of.z : of.x, step % 2 ? of.w : of.y);
+          }
+        }
       }
     }
   }
 #pragma unroll
-  for (int c = 0; c < 4; ++c)
+  for (int i = 0; i < TILES; ++i)
 #pragma unroll
-    for (int m = 0; m < M; ++m) {
-      float sum = warp_sum(sums[c][m]);
-      if (lane == 0) shares[warp][c * M + m] = sum;
-    }
+    for (int e = 0; e < 4; ++e) sums[warp][i * 16 + e / 2 * 8 + group][part * 2 + e % 2] = c[i][e];
   __syncthreads();
-  if (o.split != 1) {
-    if (threadIdx.x < M && threadIdx.x < o.m && col < o.n) {
-      float total[4];
+  for (u32 q = threadIdx.x; q < CHANNELS / 4 * o.m; q += ROWS_WARPS * WARP) {
+    const u32 row = q / (CHANNELS / 4), quadruple = q % (CHANNELS / 4), own = quadruple / 4 * 16 + quadruple % 4 * 2;
+    const u32 col = blockIdx.x * CHANNELS + own;
+    if (col >= o.n) continue;
+    float total[4];
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        total[c] = 0.0f;
-        for (int s = 0; s < 4; ++s) total[c] += shares[s][c * M + threadIdx.x];
-      }
-      epilogue(threadIdx.x, col, total[0], total[1], total[2], total[3]);
+    for (int e = 0; e < 4; ++e) {
+      total[e] = 0.0f;
+      for (int s = 0; s < ROWS_WARPS; ++s) total[e] += sums[s][own + e / 2 * 8 + e % 2][row];
     }
-  } else if (lane < M && lane < o.m && col < o.n) {
-    const float *mine = shares[warp];
-    epilogue(lane, col, mine[lane], mine[M + lane], mine[2 * M + lane], mine[3 * M + lane]);
+    epilogue(row, col, total[0], total[1], total[2], total[3]);
   }
 }
 
@@ -396,15 +418,20 @@ __device__ __forceinline__ void product_end(const void *sums, u32 dtype, u32 n, 
 
 // ---- operands -------------------------------------------------------------------------------------
 
-// How a prologue hands a row to a product: bf16 or E4M3 in place, or f32 in spans.
-#define AS_SPANS 0u
+// How a prologue hands a row to a product: bf16 or E4M3 in place, or f32 as three planes of bf16, each what the ones
+// before it left, of MOST_ROWS rows.
+#define AS_PLANES 0u
 
 // Rows of the boundary as operand rows; blocks of any size, one row a block.
 __device__ __forceinline__ void operand_store(void *out, u32 kind, u32 row, u32 k, u32 width, float v,
                                               float scale) {
-  if (kind == AS_SPANS) {
-    u32 spans = (width + SPAN - 1) / SPAN;
-    ((float *)out)[(u64)row * spans * SPAN + spread_at(k)] = v;
+  if (kind == AS_PLANES) {
+#pragma unroll
+    for (u32 plane = 0; plane < 3; ++plane) {
+      u16 bits = bf16_bits(v);
+      ((u16 *)out)[((u64)plane * MOST_ROWS + row) * width + k] = bits;
+      v -= bf16_value(bits);
+    }
   } else {
     store_value(out, kind, (u64)row * width + k, v, scale);
   }
@@ -447,10 +474,18 @@ __device__ __forceinline__ void operand_rows(const void *x, u32 x_dtype, void *o
   extern "C" __global__ void name##_plain(Operands o, PARAMS p) { product_plain<Op>(o, p); }
 
 #define ROWS(name, PARAMS)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(128) name##_rows1(Rows o, PARAMS p) { product_rows<1>(o, p); } \
-  extern "C" __global__ void __launch_bounds__(128) name##_rows2(Rows o, PARAMS p) { product_rows<2>(o, p); } \
-  extern "C" __global__ void __launch_bounds__(128) name##_rows4(Rows o, PARAMS p) { product_rows<4>(o, p); } \
-  extern "C" __global__ void __launch_bounds__(128) name##_rows8(Rows o, PARAMS p) { product_rows<8>(o, p); }
+  extern "C" __global__ void __launch_bounds__(ROWS_WARPS * WARP) name##_rows16(Rows o, PARAMS p) {         \
+    product_rows<16, 1>(o, p);                                                                              \
+  }                                                                                                         \
+  extern "C" __global__ void __launch_bounds__(ROWS_WARPS * WARP) name##_rows64(Rows o, PARAMS p) {         \
+    product_rows<64, 1>(o, p);                                                                              \
+  }                                                                                                         \
+  extern "C" __global__ void __launch_bounds__(ROWS_WARPS * WARP) name##_rows16x3(Rows o, PARAMS p) {       \
+    product_rows<16, 3>(o, p);                                                                              \
+  }                                                                                                         \
+  extern "C" __global__ void __launch_bounds__(ROWS_WARPS * WARP) name##_rows64x3(Rows o, PARAMS p) {       \
+    product_rows<64, 3>(o, p);                                                                              \
+  }
 
 #if defined(STRUCTURES_SHIM) || __CUDA_ARCH__ >= 890
 #define PRODUCTS(name, PARAMS)                                                                              \

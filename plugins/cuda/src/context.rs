@@ -390,6 +390,23 @@ impl Context {
         work(scratch.address)
     }
 
+    /// Whether the driver knows of an error on a queue; does not wait for it.
+    ///
+    /// # Errors
+    /// `device_lost`, `driver_failed`.
+    pub fn query(&self, queue: u64) -> Result<(), Failure> {
+        let stream = self.stream(queue);
+        // SAFETY: a stream of this context.
+        let answer = self.run("the queue", || Ok(unsafe { sys::cuStreamQuery(stream) }))?;
+        match answer {
+            CUresult::CUDA_SUCCESS
+            | CUresult::CUDA_ERROR_NOT_READY
+            // It is being recorded, and has nothing to say.
+            | CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => Ok(()),
+            other => self.run("the queue", || Err(DriverError(other))),
+        }
+    }
+
     /// Loads an image that was compiled for this GPU.
     ///
     /// # Errors
@@ -637,9 +654,13 @@ impl Device for Context {
         self.unrecorded("capture_wait", "a launch of a recording")?;
         let stream = self.stream(queue);
         let exec = std::ptr::with_exposed_provenance_mut(graph as usize);
-        // SAFETY: what `capture_end` gave and the host has not freed, says the interface, and a stream of this context.
-        self.run("a recording", || unsafe {
-            result::graph::launch(exec, stream)
+        // What was recorded uses the scratch it was given then.
+        self.with_scratch(queue, |_| {
+            // SAFETY: what `capture_end` gave and the host has not freed, says the interface, and a stream of this
+            // context.
+            self.run("a recording", || unsafe {
+                result::graph::launch(exec, stream)
+            })
         })
     }
 

@@ -51,12 +51,13 @@ impl Format {
         }
     }
 
-    /// How a prologue hands rows to a product: the type id of the operand, 0 for f32 in spans.
-    pub fn kind(self) -> u32 {
+    /// How a prologue hands rows to a product: the type id of the operand, 0 for f32 as planes of bf16, which a product
+    /// that takes activations as they come needs where the boundary is f32.
+    pub fn kind(self, planes: bool) -> u32 {
         match self {
-            Format::Bf16 | Format::Bf16Pack => DType::Bf16 as u32,
+            Format::W8a16Static if planes => 0,
+            Format::Bf16 | Format::Bf16Pack | Format::W8a16Static => DType::Bf16 as u32,
             Format::Fp8Static => DType::E4m3 as u32,
-            Format::W8a16Static => 0,
         }
     }
 

@@ -24,7 +24,7 @@ use crate::context::{Arguments, Buffer, Context, Grid, Kernel, Module};
 use crate::format::Format;
 use crate::kernels::target;
 use crate::lt::Lt;
-use crate::product::Rung;
+use crate::product::{Product, Rung};
 
 /// Rows that scratch is kept for at most; a longer call goes in blocks of as many.
 const BLOCK_ROWS: u64 = 4096;
@@ -366,9 +366,8 @@ pub unsafe fn operand(
 }
 
 /// Whether the rows at a port are operand rows as they are.
-pub fn is_operand(format: Format, port: &Port, dtype: u32, address: u64) -> bool {
-    let plain = matches!(format, Format::Bf16 | Format::Bf16Pack);
-    port.wired || (plain && dtype == DType::Bf16 as u32 && address.is_multiple_of(16))
+pub fn is_operand(product: &Product, port: &Port, dtype: u32, address: u64) -> bool {
+    port.wired || (product.kind() == dtype && address.is_multiple_of(16))
 }
 
 /// Whether an input or output of this bind is a wire.

@@ -103,7 +103,7 @@ impl Abilities {
 }
 
 const SHAPES: &[&str] = &["tile128", "tile32", "plain"];
-const ROWS: &[&str] = &["rows1", "rows2", "rows4", "rows8"];
+const ROWS: &[&str] = &["rows16", "rows64", "rows16x3", "rows64x3"];
 
 impl File {
     /// What NVRTC gets.

@@ -91,7 +91,7 @@ impl Backend for Cuda {
         });
         let there = |entry: &&str| match (*entry, &ready) {
             (_, Err(_)) => false,
-            ("cublaslt", _) => Lt::is_there(),
+            ("cublaslt", _) => Lt::look(variable).is_ok(),
             ("wgmma", Ok(abilities)) => abilities.warpgroups,
             _ => true,
         };
@@ -186,7 +186,7 @@ impl Cuda {
         if let Some(open) = libraries.get(&ordinal).and_then(std::sync::Weak::upgrade) {
             return Ok(open);
         }
-        let library = Lt::open(context)?;
+        let library = Lt::open(context, variable)?;
         libraries.insert(ordinal, Arc::downgrade(&library));
         Ok(library)
     }

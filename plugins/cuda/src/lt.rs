@@ -1,14 +1,22 @@
 //! cublasLt, where it loads: products of bf16 and of E4M3 rows, sums in bf16 or f32.
 //!
-//! The library is opened when a form is bound. A plan has its algorithm chosen for a number of rows and is asked again
-//! for none; sums go to scratch and the structure's own epilogue follows as a kernel. Absent, too old or refusing, it is
-//! a rung that fell through.
+//! The library is opened when a form is bound: the one `STRUCTURES_CUBLASLT` names (a path; then nothing else is tried),
+//! one under `CUDA_HOME` or `CUDA_PATH`, else by its usual names. A plan has algorithms chosen at bind, for steps of rows;
+//! where the library declines one of them for the rows of a call it is asked once for just these. Sums are scaled, go to
+//! scratch, and the structure's own epilogue follows as a kernel. Absent, too old or refusing, it is a rung that fell
+//! through.
+//!
+//! E4M3 is summed the tensor cores' own way, as in training frameworks' forward passes: on Hopper partial sums keep fewer
+//! bits than f32, which the forms' tolerance and every gate see.
 
+use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
+use libloading::Library;
 use structures_plugin_api::sdk::Failure;
 use structures_plugin_api::DType;
 
@@ -19,6 +27,10 @@ use crate::presence::caught;
 const WORKSPACE: u64 = 32 << 20;
 /// `CUBLAS_OP_T`, which the bindings of this library alone do not name.
 const TRANSPOSED: i32 = 1;
+/// The variable that names the library.
+pub const CUBLASLT: &str = "STRUCTURES_CUBLASLT";
+/// Addresses of operands and sums are multiples of it.
+static ALIGN: u32 = 16;
 /// Rows that algorithms are chosen for; a call takes that of the next larger.
 const STEPS: [u32; 9] = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
 
@@ -26,14 +38,13 @@ const STEPS: [u32; 9] = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
 pub struct Lt {
     context: Arc<Context>,
     handle: sys::cublasLtHandle_t,
+    /// Used by one product at a time: whoever enqueues one holds the context's scratch.
     workspace: Buffer,
-    /// One product at a time uses the workspace; those of one queue follow each other.
-    queue: Mutex<u64>,
 }
 
 // SAFETY: a handle of the library, whose entries take any thread.
 unsafe impl Send for Lt {}
-// SAFETY: as above; the workspace is guarded by `queue`.
+// SAFETY: as above.
 unsafe impl Sync for Lt {}
 
 impl std::fmt::Debug for Lt {
@@ -45,28 +56,30 @@ impl std::fmt::Debug for Lt {
 }
 
 impl Lt {
-    /// Whether it is among the system's libraries.
-    pub fn is_there() -> bool {
-        // SAFETY: opens libraries of the system's search path by the library's names and closes them.
-        caught(|| Ok(unsafe { sys::is_culib_present() })).unwrap_or(false)
+    /// Whether it can be had.
+    ///
+    /// # Errors
+    /// `cublaslt_absent`, with what was tried.
+    pub fn look(variable: impl Fn(&str) -> Option<String>) -> Result<(), Failure> {
+        static FOUND: OnceLock<Result<(), Failure>> = OnceLock::new();
+        FOUND.get_or_init(|| found(variable)).clone()
     }
 
     /// Opens it on a context.
     ///
     /// # Errors
-    /// `cublaslt_absent`, `cublaslt_failed`; of memory.
-    pub fn open(context: &Arc<Context>) -> Result<Arc<Self>, Failure> {
-        if !Self::is_there() {
-            let text = "libcublasLt.so is not among the system's libraries";
-            return Err(Failure::refused("cublaslt_absent", text));
-        }
+    /// As [`Lt::look`]; `cublaslt_failed`; of memory.
+    pub fn open(
+        context: &Arc<Context>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Arc<Self>, Failure> {
+        Self::look(variable)?;
         let workspace = context.buffer(WORKSPACE)?;
         let handle = context.with_stream(0, |_| result::create_handle().map_err(said))?;
         Ok(Arc::new(Lt {
             context: Arc::clone(context),
             handle,
             workspace,
-            queue: Mutex::new(0),
         }))
     }
 }
@@ -80,16 +93,57 @@ impl Drop for Lt {
     }
 }
 
-/// `sums[m, n] = x[m, k] * w[n, k]^T` with its algorithms.
+/// Looks for it, and keeps open what was found by path: the bindings then find it by name.
+fn found(variable: impl Fn(&str) -> Option<String>) -> Result<(), Failure> {
+    let given = |name: &str| variable(name).filter(|value| !value.is_empty());
+    // SAFETY: the library's initialisers do nothing a process could not have; the operator named it or where it lies.
+    let open = |path: &PathBuf| unsafe { Library::new(path) };
+    if let Some(path) = given(CUBLASLT) {
+        return match open(&path.clone().into()) {
+            Ok(library) => {
+                std::mem::forget(library);
+                Ok(())
+            }
+            Err(e) => {
+                let text = format!("{CUBLASLT} names {path}, which cannot be opened: {e}");
+                Err(Failure::refused("cublaslt_absent", text))
+            }
+        };
+    }
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(given);
+    let paths = homes.flat_map(|home| {
+        ["13", "12"].map(|major| PathBuf::from(&home).join(format!("lib64/libcublasLt.so.{major}")))
+    });
+    if let Some(library) = paths.filter(|p| p.is_file()).find_map(|p| open(&p).ok()) {
+        std::mem::forget(library);
+        return Ok(());
+    }
+    // SAFETY: opens libraries of the system's search path by the library's names and closes them.
+    match caught(|| Ok(unsafe { sys::is_culib_present() })) {
+        Ok(true) => Ok(()),
+        _ => {
+            let text = format!(
+                "libcublasLt.so is neither in CUDA_HOME nor among the system's libraries; install the CUDA \
+                 toolkit's cuBLAS or name it in {CUBLASLT}"
+            );
+            Err(Failure::refused("cublaslt_absent", text))
+        }
+    }
+}
+
+/// `sums[m, n] = scale * x[m, k] * w[n, k]^T` with its algorithms.
 pub struct Plan {
     lt: Arc<Lt>,
     operand: DType,
     /// Type of the sums.
     pub sums: DType,
+    scale: f32,
     n: u32,
     k: u32,
     description: Description,
     algorithms: Vec<(u32, sys::cublasLtMatmulAlgo_t)>,
+    /// For rows whose step's algorithm was declined.
+    exact: Mutex<HashMap<u32, sys::cublasLtMatmulAlgo_t>>,
 }
 
 impl std::fmt::Debug for Plan {
@@ -148,7 +202,7 @@ impl Plan {
     /// `cublaslt_failed`: it has none for these operands.
     pub fn new(
         lt: &Arc<Lt>,
-        (operand, sums): (DType, DType),
+        (operand, sums, scale): (DType, DType, f32),
         (n, k): (u32, u32),
         rows: u32,
     ) -> Result<Self, Failure> {
@@ -165,14 +219,27 @@ impl Plan {
                 result::set_matmul_desc_attribute(description.0, attribute, value, size_of::<i32>())
             }
             .map_err(said)?;
+            if operand == DType::E4m3 {
+                let fast = 1_i8;
+                let attribute =
+                    sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_FAST_ACCUM;
+                // SAFETY: as above; the attribute is an i8.
+                unsafe {
+                    let value = (&raw const fast).cast::<c_void>();
+                    result::set_matmul_desc_attribute(description.0, attribute, value, 1)
+                }
+                .map_err(said)?;
+            }
             let mut plan = Plan {
                 lt: Arc::clone(lt),
                 operand,
                 sums,
+                scale,
                 n,
                 k,
                 description,
                 algorithms: Vec::new(),
+                exact: Mutex::default(),
             };
             for step in STEPS {
                 plan.algorithms.push((step, plan.choose(step)?));
@@ -187,14 +254,31 @@ impl Plan {
     fn choose(&self, rows: u32) -> Result<sys::cublasLtMatmulAlgo_t, Failure> {
         let [w, x, y] = self.layouts(rows)?;
         let preference = result::create_matmul_pref().map_err(said)?;
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let bytes = WORKSPACE as usize;
-        let attribute =
-            sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        // SAFETY: live descriptors; the value is a usize, as the attribute is.
+        let room = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        let alignments = [
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ];
+        // SAFETY: live descriptors; the workspace's value is a usize, those of alignments are u32, as the attributes are.
         let found = unsafe {
             let value = (&raw const bytes).cast::<c_void>();
             let set =
-                result::set_matmul_pref_attribute(preference, attribute, value, size_of::<usize>());
+                result::set_matmul_pref_attribute(preference, room, value, size_of::<usize>());
+            let set = alignments.iter().fold(set, |set, attribute| {
+                let value = (&raw const ALIGN).cast::<c_void>();
+                set.and_then(|()| {
+                    result::set_matmul_pref_attribute(
+                        preference,
+                        *attribute,
+                        value,
+                        size_of::<u32>(),
+                    )
+                })
+            });
             let found = set.and_then(|()| {
                 let handle = self.lt.handle;
                 result::get_matmul_algo_heuristic(
@@ -231,27 +315,51 @@ impl Plan {
         (w, x, sums): (u64, u64, u64),
         rows: u32,
     ) -> Result<(), Failure> {
-        let lt = &*self.lt;
-        let mut last = lt.queue.lock().unwrap_or_else(|e| e.into_inner());
-        if *last != queue {
-            structures_plugin_api::sdk::Device::synchronize(&*lt.context, *last)?;
-            *last = queue;
-        }
+        let kept = |exact: &HashMap<u32, sys::cublasLtMatmulAlgo_t>| exact.get(&rows).copied();
+        let mut exact = self.exact.lock().unwrap_or_else(|e| e.into_inner());
         let fitting = self.algorithms.iter().find(|(step, _)| *step >= rows);
-        let (_, algorithm) = fitting
+        let (step, algorithm) = fitting
             .or(self.algorithms.last())
             .ok_or_else(|| Failure::failed("cublaslt_failed", "no algorithm was chosen"))?;
+        // SAFETY: as the caller promised.
+        let multiply =
+            |algorithm: &_| unsafe { self.multiply(queue, (w, x, sums), rows, algorithm) };
+        match kept(&exact) {
+            Some(algorithm) => multiply(&algorithm),
+            None => multiply(algorithm).or_else(|failure| {
+                // An algorithm is promised for the rows it was chosen for.
+                if *step == rows || failure.code == "device_lost" {
+                    return Err(failure);
+                }
+                let algorithm = self.lt.context.with_stream(queue, |_| self.choose(rows))?;
+                multiply(&algorithm)?;
+                exact.insert(rows, algorithm);
+                Ok(())
+            }),
+        }
+    }
+
+    /// # Safety
+    /// As [`Plan::launch`].
+    unsafe fn multiply(
+        &self,
+        queue: u64,
+        (w, x, sums): (u64, u64, u64),
+        rows: u32,
+        algorithm: &sys::cublasLtMatmulAlgo_t,
+    ) -> Result<(), Failure> {
+        let lt = &*self.lt;
         let [wl, xl, yl] = self.layouts(rows)?;
-        let (one, zero) = (1.0_f32, 0.0_f32);
+        let zero = 0.0_f32;
         let address = |a: u64| std::ptr::with_exposed_provenance_mut::<c_void>(a as usize);
-        lt.context.with_stream(queue, |stream| {
+        let done = lt.context.with_stream(queue, |stream| {
             // SAFETY: live descriptors of this library; the memory is promised by the caller, the workspace is our own
-            // and used by one queue at a time.
+            // and used by one product at a time.
             unsafe {
                 result::matmul(
                     lt.handle,
                     self.description.0,
-                    (&raw const one).cast(),
+                    (&raw const self.scale).cast(),
                     (&raw const zero).cast(),
                     address(w),
                     wl.0,
@@ -268,7 +376,9 @@ impl Plan {
                 )
             }
             .map_err(said)
-        })
+        });
+        // The library has no word for a device that is gone; the driver does.
+        done.map_err(|failure| lt.context.query(queue).err().unwrap_or(failure))
     }
 }
 

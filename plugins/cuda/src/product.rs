@@ -21,7 +21,7 @@ pub enum Rung {
     Warpgroups,
     /// Tensor cores through `mma.sync`, a tile a block.
     Tiles,
-    /// Weights streamed by warps, up to 8 rows.
+    /// Weights streamed once past up to 8 rows, through `mma.sync`.
     Rows,
     /// One thread a few outputs: slow, and what the others are compared with.
     Plain,
@@ -53,8 +53,6 @@ impl Rung {
     }
 }
 
-/// Elements of a span of spread rows.
-const SPAN: u32 = 512;
 /// Stages x (128 + 128) rows x 128 bytes.
 const SHARED_128: u32 = 3 * 256 * 128;
 /// Stages x (32 + 128) rows x 128 bytes.
@@ -63,8 +61,12 @@ const SHARED_32: u32 = 3 * 160 * 128;
 const SHARED_WARPGROUPS: u32 = 4 * 384 * 128 + 1024;
 /// Rows up to which the smaller tile wastes less than the larger.
 const SMALL_ROWS: u32 = 32;
-/// Channels from which a warp has enough to do with one quadruple alone.
+/// Channels from which blocks of 64 fill a device; rows are then read by a quarter as many.
 const WIDE: u32 = 16384;
+/// Rows of a plane, `MOST_ROWS` of `product.cuh`.
+const MOST_ROWS: u64 = 8;
+/// Planes of bf16 that are an f32.
+const PLANES: u64 = 3;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -84,8 +86,6 @@ struct Rows {
     m: u32,
     n: u32,
     k: u32,
-    x_spans: u32,
-    split: u32,
 }
 
 // SAFETY: as `Operands` in `product.cuh`.
@@ -97,13 +97,16 @@ unsafe impl Argument for Rows {}
 #[derive(Debug)]
 pub struct Product {
     format: Format,
+    /// Rows come as planes of bf16.
+    planes: bool,
     /// Its weights.
     pub weights: Weights,
     /// What the sums are multiplied with: the scales of weights and activations that are no channel's.
-    pub scale: f32,
+    scale: f32,
     /// What activations are divided by before they become codes; 1 where they are none.
     pub x_scale: f32,
-    /// Tiles of 128 and of 32 rows, plain, and of warpgroups where there are any; or rows 1, 2, 4, 8.
+    /// Tiles of 128 and of 32 rows, plain, and of warpgroups where there are any; or rows by 16 and by 64 channels,
+    /// the same of planes.
     kernels: Vec<Kernel>,
     end: Kernel,
     /// The library's plan, or why there is none.
@@ -120,6 +123,8 @@ pub struct Parts<'r, 'a> {
     pub order: Order,
     /// The point whose scale its activations have.
     pub point: &'r str,
+    /// The epilogue begins with rounding scaled sums to the boundary.
+    pub rounds: bool,
 }
 
 impl Product {
@@ -138,7 +143,12 @@ impl Product {
         };
         let target = target(module.context().gpu().capability);
         let shapes: &[(&str, u32)] = match format {
-            Format::W8a16Static => &[("rows1", 0), ("rows2", 0), ("rows4", 0), ("rows8", 0)],
+            Format::W8a16Static => &[
+                ("rows16", 0),
+                ("rows64", 0),
+                ("rows16x3", 0),
+                ("rows64x3", 0),
+            ],
             _ if Rung::Warpgroups.exists_on(&target) => &[
                 ("tile128", SHARED_128),
                 ("tile32", SHARED_32),
@@ -160,42 +170,55 @@ impl Product {
             Format::Fp8Static => DType::E4m3,
             _ => DType::Bf16,
         };
+        let scale = weights.scale * x_scale;
         let plan = match format {
             Format::W8a16Static => Err(Failure::refused("no_rung", "no library streams int8 rows")),
             _ => (site.library)().and_then(|lt| {
-                // Sums rounded to bf16 would halve what is written between two kernels, and push E4M3 codes over edges.
-                let types = (operand, DType::F32);
-                Plan::new(&lt, types, (weights.n, weights.k), site.rows as u32)
+                // Where the epilogue would round them first the library may: half is then written between two kernels.
+                // Anywhere else that would be a rounding more, which pushes E4M3 codes over edges.
+                let sums = match parts.rounds && site.dtype == DType::Bf16 {
+                    true => DType::Bf16,
+                    false => DType::F32,
+                };
+                let (types, dims) = ((operand, sums, scale), (weights.n, weights.k));
+                Plan::new(&lt, types, dims, site.rows as u32)
             }),
         };
         Ok(Product {
             end: module.kernel(&format!("{}_end", parts.name), 0)?,
             plan,
+            planes: format == Format::W8a16Static && site.dtype == DType::F32,
             format,
-            scale: weights.scale * x_scale,
+            scale,
             x_scale,
             weights,
             kernels,
         })
     }
 
-    /// Bytes one operand row of a width takes.
-    fn operand_bytes(format: Format, width: u32) -> u64 {
-        match format {
-            Format::W8a16Static => 4 * u64::from(width.div_ceil(SPAN) * SPAN),
-            _ => format.weight_bytes() as u64 * u64::from(width),
-        }
-    }
-
     /// Bytes of scratch that `rows` operand rows of it take.
     pub fn operands_bytes(&self, rows: u64) -> u64 {
-        (rows * Self::operand_bytes(self.format, self.weights.k)).next_multiple_of(STEP)
+        let k = u64::from(self.weights.k);
+        let bytes = match (self.format, self.planes) {
+            (Format::W8a16Static, true) => PLANES * MOST_ROWS * k * 2,
+            (Format::W8a16Static, false) => rows * k * 2,
+            (format, _) => rows * k * format.weight_bytes() as u64,
+        };
+        bytes.next_multiple_of(STEP)
     }
 
     /// Bytes of sums that another library leaves for so many rows.
     pub fn sums_bytes(&self, rows: u64) -> u64 {
         let size = self.plan.as_ref().map_or(0, |plan| plan.sums.size());
         rows * u64::from(self.weights.n) * size as u64
+    }
+
+    /// What an epilogue still has to multiply sums with.
+    pub fn end_scale(&self, rung: Rung) -> f32 {
+        match rung {
+            Rung::Library => 1.0,
+            _ => self.scale,
+        }
     }
 
     /// Launches it on operand rows at `x`.
@@ -265,29 +288,20 @@ impl Product {
                 )
             }
             Rung::Rows => {
-                let split = if n >= WIDE { 1 } else { 4 };
                 let rows_of = Rows {
                     x,
                     w,
                     m: rows,
                     n,
                     k,
-                    x_spans: k.div_ceil(SPAN),
-                    split,
                 };
-                let blocks = (
-                    if split == 1 {
-                        quadruples.div_ceil(4)
-                    } else {
-                        quadruples
-                    },
-                    1,
-                );
-                let kernel = &self.kernels[rows.next_power_of_two().trailing_zeros() as usize % 4];
+                let wide = n >= WIDE;
+                let kernel = &self.kernels[usize::from(wide) + 2 * usize::from(self.planes)];
+                let blocks = (n.div_ceil(if wide { 64 } else { 16 }), 1);
                 let arguments = Arguments::default().with(&rows_of).with(end);
                 let grid = Grid {
                     blocks,
-                    threads: 128,
+                    threads: 256,
                     shared: 0,
                 };
                 // SAFETY: the arguments of a rows kernel; the addresses are promised by the caller.
@@ -305,6 +319,6 @@ impl Product {
 
     /// How a prologue hands rows to it.
     pub fn kind(&self) -> u32 {
-        self.format.kind()
+        self.format.kind(self.planes)
     }
 }

@@ -132,6 +132,15 @@ impl Packed {
             Format::Fp8Static => (fp8_scale(amax(&largest)), Vec::new()),
             Format::W8a16Static => (1.0, largest.into_iter().map(int8_scale).collect()),
         };
+        if format == Format::W8a16Static {
+            return Ok(Packed {
+                n: n as u32,
+                k: k as u32,
+                codes: pieces(host, (n, k), &scales, read)?,
+                scale,
+                scales,
+            });
+        }
         let mut codes = vec![0_u8; n * k * format.weight_bytes()];
         let row_bytes = k * format.weight_bytes();
         host.try_parallel_chunks(&mut codes, row_bytes, |row, out| {
@@ -146,10 +155,7 @@ impl Packed {
                     .iter_mut()
                     .zip(&values)
                     .for_each(|(out, v)| *out = f32_to_e4m3_saturating(v / scale)),
-                Format::W8a16Static => out
-                    .iter_mut()
-                    .zip(&values)
-                    .for_each(|(out, v)| *out = quantise_int8(*v, scales[row]) as u8),
+                Format::W8a16Static => {}
             }
             Ok::<(), Failure>(())
         })?;
@@ -161,6 +167,40 @@ impl Packed {
             scales,
         })
     }
+}
+
+/// int8 codes in pieces of 16 channels by 64 inputs, as `product_rows` of `product.cuh` reads them; zeros where there
+/// is no channel or no input.
+fn pieces(
+    host: &Host,
+    (n, k): (usize, usize),
+    scales: &[f32],
+    read: impl Fn(usize, &mut Vec<f32>) -> Result<(), Failure> + Sync,
+) -> Result<Vec<u8>, Failure> {
+    let along = k.div_ceil(PIECE_INPUTS) * PIECE_BYTES;
+    let mut codes = vec![0_u8; n.div_ceil(PIECE_CHANNELS) * along];
+    host.try_parallel_chunks(&mut codes, along, |tile, out| {
+        let mut values = Vec::new();
+        for channel in 0..PIECE_CHANNELS.min(n - tile * PIECE_CHANNELS) {
+            let row = tile * PIECE_CHANNELS + channel;
+            read(row, &mut values)?;
+            for (k, v) in values.iter().enumerate() {
+                out[piece_byte(channel, k)] = quantise_int8(*v, scales[row]) as u8;
+            }
+        }
+        Ok::<(), Failure>(())
+    })?;
+    Ok(codes)
+}
+
+const PIECE_CHANNELS: usize = 16;
+const PIECE_INPUTS: usize = 64;
+const PIECE_BYTES: usize = PIECE_CHANNELS * PIECE_INPUTS;
+
+/// Where the code of a channel of sixteen and an input lies.
+fn piece_byte(channel: usize, k: usize) -> usize {
+    let lane = channel % 8 * 4 + k % PIECE_INPUTS / 16;
+    k / PIECE_INPUTS * PIECE_BYTES + channel / 8 * (PIECE_BYTES / 2) + lane * 16 + k % 16
 }
 
 /// Channels of all parts, and the inputs of each.
@@ -241,7 +281,7 @@ mod tests {
             (1.0, 448.0)
         );
         assert_eq!(
-            (packed.codes[0] as i8, packed.codes[16 * k] as i8),
+            (packed.codes[0] as i8, packed.codes[PIECE_BYTES] as i8),
             (127, -127)
         );
     }

@@ -39,7 +39,8 @@ struct Opened {
 }
 
 /// What the fakes read.
-const SETTINGS: [&str; 10] = [
+const SETTINGS: [&str; 11] = [
+    "FAKE_LT_EXACT",
     "FAKE_LT_NONE",
     "FAKE_LT_WRONG",
     "FAKE_GPU_COUNT",

@@ -117,12 +117,14 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
         weights: &pair,
         order: Order::ByEights,
         point: "x_after_norm",
+        rounds: true,
     };
     let down = Parts {
         name: "decoder_ffn_down",
         weights: &down,
         order: Order::Behind,
         point: "act_after_mul",
+        rounds: true,
     };
     let (names, width) = (&request.params.inputs, d as u32);
     let (norm, inputs, output) = match request.span {
@@ -231,7 +233,7 @@ impl Body for Ffn {
                         .launch(block.queue, kernel, grid, arguments)?;
                     x = to;
                 }
-                None if is_operand(self.format, &self.inputs[0], block.dtype, x) => {}
+                None if is_operand(gate_up, &self.inputs[0], block.dtype, x) => {}
                 None => {
                     operand(&self.prologue, block, x, to, how)?;
                     x = to;
@@ -240,7 +242,7 @@ impl Body for Ffn {
             let end = HiddenEnd {
                 hidden,
                 scales: gate_up.weights.scales(),
-                scale: gate_up.scale,
+                scale: gate_up.end_scale(rung),
                 hidden_scale: down.x_scale,
                 f,
                 kind: down.kind(),
@@ -254,7 +256,7 @@ impl Body for Ffn {
                 gate: if block_span { block.inputs[3] } else { 0 },
                 residual: if block_span { block.inputs[0] } else { 0 },
                 scales: down.weights.scales(),
-                scale: down.scale,
+                scale: down.end_scale(rung),
                 n: d,
                 dtype: block.dtype,
             };

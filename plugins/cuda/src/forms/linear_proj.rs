@@ -62,22 +62,24 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
     let request = site.request;
     let format = site.format(&FORMATS)?;
     let weight = request.required_weight("w")?;
+    // Without the axis a bias is added where there is one.
+    let without = request.params.variant.get("bias").map(String::as_str) == Some("none");
+    let biased = request.weight("b").is_some() && !without;
+    let epilogue = request.axis("epilogue")?;
     let parts = Parts {
         name: "linear_proj",
         weights: &[weight],
         order: Order::Behind,
         point: "x",
+        rounds: !biased && epilogue == "none",
     };
     let projection = Projection::bind(site, format, &parts)?;
     let weights = &projection.product().weights;
     let (n, k) = (weights.n, weights.k);
-    // Without the axis a bias is added where there is one.
-    let without = request.params.variant.get("bias").map(String::as_str) == Some("none");
-    let bias = match request.weight("b") {
-        Some(_) if !without => Some(site.floats("b", &[n as usize], 0.0)?),
-        _ => None,
+    let bias = match biased {
+        true => Some(site.floats("b", &[n as usize], 0.0)?),
+        false => None,
     };
-    let epilogue = request.axis("epilogue")?;
     let names = &request.params.inputs;
     let mut inputs = vec![site.port(names, "x", k)?];
     if epilogue == "residual_add" {
@@ -119,7 +121,7 @@ impl Body for LinearProj {
             bias: self.projection.bias(),
             residual: block.inputs.get(1).copied().unwrap_or(0),
             scales: p.weights.scales(),
-            scale: p.scale,
+            scale: p.end_scale(rung),
             n: p.weights.n,
             dtype: block.dtype,
             gelu: self.gelu.into(),

@@ -73,7 +73,7 @@ impl Projection {
         let sums = scratch + p.operands_bytes(block.rows.into());
         // SAFETY: the caller's rows; the scratch has as many operand rows.
         unsafe {
-            if !is_operand(self.format, port, block.dtype, x) {
+            if !is_operand(p, port, block.dtype, x) {
                 let how = (p.kind(), p.weights.k, p.x_scale);
                 operand(&self.prologue, block, x, scratch, how)?;
                 x = scratch;

@@ -106,6 +106,7 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
         weights: &weights,
         order: Order::Behind,
         point: "x",
+        rounds: !biased,
     };
     let projection = Projection::bind(site, format, &parts)?;
     let k = projection.product().weights.k;
@@ -151,7 +152,7 @@ impl Body for Pack {
             first: self.first,
             bias: self.projection.bias(),
             scales: p.weights.scales(),
-            scale: p.scale,
+            scale: p.end_scale(rung),
             dtype: block.dtype,
         };
         let port = &self.inputs[0];

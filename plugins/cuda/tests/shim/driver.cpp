@@ -134,6 +134,10 @@ API cuStreamSynchronize(void *) {
   LOCK;
   return lost() ? LOST : spoils() ? UNSUPPORTED : OK;
 }
+API cuStreamQuery(void *s) {
+  LOCK;
+  return lost() ? LOST : recording.count(s) ? UNSUPPORTED : OK;
+}
 API cuStreamBeginCapture_v2(void *s, int) {
   LOCK;
   if (lost()) return LOST;

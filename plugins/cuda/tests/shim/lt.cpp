@@ -1,5 +1,6 @@
 // cublasLt without a device: products of rows in plain loops, with what the real one asks of E4M3 operands.
-// FAKE_LT_WRONG makes every sum twice as large, FAKE_LT_NONE leaves it without an algorithm.
+// FAKE_LT_WRONG makes every sum twice as large, FAKE_LT_NONE leaves it without an algorithm, FAKE_LT_EXACT has every
+// algorithm serve the rows alone that it was chosen for.
 #include "shim.h"
 #define API extern "C" __attribute__((visibility("default"))) int
 namespace {
@@ -29,6 +30,7 @@ API cublasLtMatmulDescCreate(Description **d, int compute, int scale) {
   return compute == 68 && scale == R32F ? OK : INVALID;
 }
 API cublasLtMatmulDescSetAttribute(Description *d, int what, const void *value, size_t size) {
+  if (what == 25) return size == 1 ? OK : INVALID;
   if (what != 3 || size != 4) return INVALID;
   d->turned = *(const int *)value == 1;
   return OK;
@@ -36,7 +38,7 @@ API cublasLtMatmulDescSetAttribute(Description *d, int what, const void *value, 
 API cublasLtMatmulDescDestroy(Description *d) { delete d; return OK; }
 API cublasLtMatmulPreferenceCreate(void **p) { *p = std::malloc(1); return OK; }
 API cublasLtMatmulPreferenceSetAttribute(void *, int what, const void *, size_t size) {
-  return what == 1 && size == 8 ? OK : INVALID;
+  return (what == 1 && size == 8) || (what >= 5 && what <= 8 && size == 4) ? OK : INVALID;
 }
 API cublasLtMatmulPreferenceDestroy(void *p) { std::free(p); return OK; }
 struct Found {
@@ -54,11 +56,13 @@ API cublasLtMatmulAlgoGetHeuristic(void *, Description *d, Layout *w, Layout *x,
   if (!d->turned || w->length != x->length || y->length != w->rows || y->rows != x->rows) return INVALID;
   if (w->dtype == E4M3 && (w->length % 16 || w->rows % 16)) return UNSUPPORTED;
   *count = 1;
+  found->algorithm[0] = x->rows;
   return OK;
 }
 API cublasLtMatmul(void *, Description *d, const float *alpha, const void *w, Layout *wl, const void *x, Layout *xl,
-                   const float *beta, const void *, Layout *, void *y, Layout *yl, const void *, void *, size_t, void *) {
+                   const float *beta, const void *, Layout *, void *y, Layout *yl, const uint64_t *algorithm, void *, size_t, void *) {
   if (!d->turned || wl->length != xl->length || yl->length != wl->rows || *beta != 0) return INVALID;
+  if (std::getenv("FAKE_LT_EXACT") && algorithm[0] != xl->rows) return UNSUPPORTED;
   float factor = std::getenv("FAKE_LT_WRONG") ? 2 * *alpha : *alpha;
   for (uint64_t m = 0; m < xl->rows; ++m)
     for (uint64_t n = 0; n < wl->rows; ++n) {

@@ -406,9 +406,28 @@ template <int PENDING> void copy_wait() {
     groups.pop_front();
   }
 }
-inline uint4 load_streamed(const void *p) {
+// The bytes of `a` and `b`, eight in all, that the digits of `which` name.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
+  uint64_t all = (uint64_t)b << 32 | a;
+  unsigned v = 0;
+  for (int i = 0; i < 4; ++i) v |= (unsigned)(all >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
+  return v;
+}
+inline unsigned bf16_fma(unsigned a, unsigned b, unsigned c) {
+  unsigned v = 0;
+  for (int i = 0; i < 2; ++i) {
+    uint16_t x = (uint16_t)(a >> 16 * i), y = (uint16_t)(b >> 16 * i), z = (uint16_t)(c >> 16 * i);
+    // Products of bf16 and their sums with one are exact enough in double to round once.
+    float sum = (float)((double)shim::bf16(&x) * shim::bf16(&y) + (double)shim::bf16(&z));
+    unsigned bits = __float_as_uint(sum);
+    v |= (bits + 0x7fff + ((bits >> 16) & 1)) >> 16 << 16 * i;
+  }
+  return v;
+}
+inline uint4 load_streamed(const void *p, bool there) {
+  uint4 v = {0, 0, 0, 0};
+  if (!there) return v;
   if ((uintptr_t)p % 16) shim::fail("a load off its alignment");
-  uint4 v;
   std::memcpy(&v, p, 16);
   return v;
 }
