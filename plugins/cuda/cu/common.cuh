@@ -145,6 +145,24 @@ __device__ __forceinline__ uint4 load_streamed(const void *p, bool there) {
   return v;
 }
 
+// Two E4M3 codes, to nearest, beyond 448 the largest.
+#if __CUDA_ARCH__ >= 890
+#define E4M3_PAIRS 1
+__device__ __forceinline__ u16 e4m3_pair_bits(float low, float high) {
+  u16 pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+#endif
+
+// To nearest, ties to even; NaN is 0x7fff.
+#define BF16_CONVERTS 1
+__device__ __forceinline__ u16 bf16_converted(float v) {
+  u16 bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+  return bits;
+}
+
 // a * b + c on two bf16.
 __device__ __forceinline__ u32 bf16_fma(u32 a, u32 b, u32 c) {
   u32 d;
@@ -160,17 +178,19 @@ __device__ __forceinline__ float bf16_value(u16 bits) { return __uint_as_float((
 
 // To nearest, ties to even; a NaN stays one.
 __device__ __forceinline__ u16 bf16_bits(float v) {
+#ifdef BF16_CONVERTS
+  return bf16_converted(v);
+#else
   u32 bits = __float_as_uint(v);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)((bits >> 16) | 0x40u);
   return (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#endif
 }
 
 // To nearest, ties to even, beyond 448 the largest; NaN is 0x7f.
 __device__ __forceinline__ u8 e4m3_bits(float v) {
-#if !defined(STRUCTURES_SHIM) && __CUDA_ARCH__ >= 890
-  u16 pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(v));
-  return (u8)pair;
+#ifdef E4M3_PAIRS
+  return (u8)e4m3_pair_bits(v, 0.0f);
 #else
   u32 bits = __float_as_uint(v);
   u32 sign = (bits >> 24) & 0x80u;
@@ -220,10 +240,75 @@ __device__ __forceinline__ void store_value(void *p, u32 dtype, u64 i, float v, 
     ((u8 *)p)[i] = e4m3_bits(v / scale);
 }
 
+// Eight of a row whose address is a multiple of 16 bytes, side by side.
+__device__ __forceinline__ void load_eight(const void *p, u32 dtype, u64 i, float (&v)[8]) {
+  if (dtype == F32) {
+    const float4 *from = (const float4 *)((const float *)p + i);
+    const float4 low = from[0], high = from[1];
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+  } else {
+    const uint4 all = *(const uint4 *)((const u16 *)p + i);
+    const u32 words[4] = {all.x, all.y, all.z, all.w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      v[2 * w] = __uint_as_float(words[w] << 16);
+      v[2 * w + 1] = __uint_as_float(words[w] & 0xffff0000u);
+    }
+  }
+}
+
+// v / scale as the division rounds it, of a reciprocal that was taken once.
+__device__ __forceinline__ float divided(float v, float scale, float reciprocal) {
+  float q = v * reciprocal;
+  float rest = fmaf(-q, scale, v);
+  // Infinity and what overflows has no rest.
+  return fabsf(q) <= 3.0e38f ? fmaf(rest, reciprocal, q) : q;
+}
+
+// Stores eight; as `load_eight`, where a code takes one byte.
+__device__ __forceinline__ void store_eight(void *p, u32 dtype, u64 i, const float (&v)[8], float scale,
+                                            float reciprocal) {
+  if (dtype == F32) {
+    float4 *to = (float4 *)((float *)p + i);
+    float4 low, high;
+    low.x = v[0], low.y = v[1], low.z = v[2], low.w = v[3];
+    high.x = v[4], high.y = v[5], high.z = v[6], high.w = v[7];
+    to[0] = low;
+    to[1] = high;
+  } else if (dtype == BF16) {
+    uint4 all;
+    all.x = bf16_bits(v[0]) | (u32)bf16_bits(v[1]) << 16;
+    all.y = bf16_bits(v[2]) | (u32)bf16_bits(v[3]) << 16;
+    all.z = bf16_bits(v[4]) | (u32)bf16_bits(v[5]) << 16;
+    all.w = bf16_bits(v[6]) | (u32)bf16_bits(v[7]) << 16;
+    *(uint4 *)((u16 *)p + i) = all;
+  } else {
+    u32 words[2];
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      float q[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) q[e] = divided(v[4 * w + e], scale, reciprocal);
+#ifdef E4M3_PAIRS
+      words[w] = e4m3_pair_bits(q[0], q[1]) | (u32)e4m3_pair_bits(q[2], q[3]) << 16;
+#else
+      words[w] = e4m3_bits(q[0]) | (u32)e4m3_bits(q[1]) << 8 | (u32)e4m3_bits(q[2]) << 16 | (u32)e4m3_bits(q[3]) << 24;
+#endif
+    }
+    *(u64 *)((u8 *)p + i) = words[0] | (u64)words[1] << 32;
+  }
+}
+
 __device__ __forceinline__ float activate(float v, u32 kind) {
   // 0 SiLU, 1 the tanh GELU.
   if (kind == 0) return v / (1.0f + expf(-v));
   return 0.5f * v * (1.0f + tanhf(0.7978845608028654f * (v + 0.044715f * v * v * v)));
+}
+
+// The same for a result that bf16 rounds: a division and an exponential of a few ulp of f32.
+__device__ __forceinline__ float activate_roughly(float v, u32 kind) {
+  return kind == 0 ? __fdividef(v, 1.0f + __expf(-v)) : activate(v, kind);
 }
 
 // ---- reductions -----------------------------------------------------------------------------------

@@ -19,11 +19,32 @@ extern "C" __global__ void decoder_ffn_norm(const void *x, u32 dtype, const floa
   u32 row = blockIdx.x;
   u64 base = (u64)row * width;
   float squares = 0.0f;
-  for (u32 k = threadIdx.x; k < width; k += blockDim.x) {
-    float v = load_value(x, dtype, base + k);
-    squares += v * v;
+  if (by_eights(x, out, kind, width)) {
+    for (u32 k = threadIdx.x * 8; k < width; k += blockDim.x * 8) {
+      float v[8];
+      load_eight(x, dtype, base + k, v);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) squares += v[i] * v[i];
+    }
+  } else {
+    for (u32 k = threadIdx.x; k < width; k += blockDim.x) {
+      float v = load_value(x, dtype, base + k);
+      squares += v * v;
+    }
   }
   float norm = 1.0f / sqrtf(block_sum(squares, partial) / (float)width + eps);
+  if (by_eights(x, out, kind, width) && !mod_scale && !mod_shift) {
+    const float reciprocal = 1.0f / scale;
+    for (u32 k = threadIdx.x * 8; k < width; k += blockDim.x * 8) {
+      float v[8], by[8];
+      load_eight(x, dtype, base + k, v);
+      load_eight(w, F32, k, by);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = at_boundary(v[i] * norm * by[i], dtype);
+      store_eight(out, kind, base + k, v, scale, reciprocal);
+    }
+    return;
+  }
   for (u32 k = threadIdx.x; k < width; k += blockDim.x) {
     float v = load_value(x, dtype, base + k) * norm * w[k];
     if (mod_scale) v *= 1.0f + load_value(mod_scale, dtype, base + k);
@@ -33,6 +54,7 @@ extern "C" __global__ void decoder_ffn_norm(const void *x, u32 dtype, const floa
 }
 
 struct HiddenEnd {
+  static const bool SIXTEEN = true;
   void *hidden;        // the operand of down
   const float *scales; // one a packed channel, null: none
   float scale;         // of the sums
@@ -52,9 +74,24 @@ struct HiddenEnd {
     one(row, col, g0, u0);
     one(row, col + 1, g1, u1);
   }
+  // Eight hidden channels.
+  __device__ __forceinline__ void sixteen(u32 row, u32 col, const float (&g)[8], const float (&u)[8]) const {
+    if (scales || kind == AS_PLANES || dtype == F32) {
+      for (u32 i = 0; i < 8; ++i) one(row, col + i, g[i], u[i]);
+      return;
+    }
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float gate = at_boundary(g[i] * scale, dtype), up = at_boundary(u[i] * scale, dtype);
+      v[i] = at_boundary(at_boundary(activate_roughly(gate, activation), dtype) * up, dtype);
+    }
+    store_eight(hidden, kind, (u64)row * f + col / 2, v, hidden_scale, 1.0f / hidden_scale);
+  }
 };
 
 struct DownEnd {
+  static const bool SIXTEEN = false;
   void *y;
   const void *gate;     // cond_gate, null: none
   const void *residual; // null: none

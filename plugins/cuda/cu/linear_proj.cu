@@ -2,6 +2,7 @@
 #include "product.cuh"
 
 struct ProjectionEnd {
+  static const bool SIXTEEN = false;
   void *y;
   const float *bias;   // null: none
   const void *residual; // null: none

@@ -401,7 +401,18 @@ __device__ __forceinline__ void product_rows(const Rows &o, const Epilogue &epil
 
 // ---- sums of another library ----------------------------------------------------------------------
 
-// Runs the epilogue on sums that lie in rows of `n`, f32 or bf16. A thread has one row and four columns.
+// Runs the epilogue on sums that lie in rows of `n`, f32 or bf16. A thread has one row and four columns, or sixteen where
+// the epilogue takes as many side by side; `n` is then a multiple of 16.
+template <class Epilogue>
+__device__ __forceinline__ void product_end_wide(const void *sums, u32 dtype, u32 n, const Epilogue &epilogue) {
+  u32 col = (blockIdx.x * blockDim.x + threadIdx.x) * 16, row = blockIdx.y;
+  if (col >= n) return;
+  float low[8], high[8];
+  load_eight(sums, dtype, (u64)row * n + col, low);
+  load_eight(sums, dtype, (u64)row * n + col + 8, high);
+  epilogue.sixteen(row, col, low, high);
+}
+
 template <class Epilogue>
 __device__ __forceinline__ void product_end(const void *sums, u32 dtype, u32 n, const Epilogue &epilogue) {
   u32 quadruple = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
@@ -437,9 +448,23 @@ __device__ __forceinline__ void operand_store(void *out, u32 kind, u32 row, u32 
   }
 }
 
+// Whether eights of rows so wide may be loaded and stored at once.
+__device__ __forceinline__ bool by_eights(const void *x, const void *out, u32 kind, u32 width) {
+  return kind != AS_PLANES && width % 16 == 0 && ((u64)x | (u64)out) % 16 == 0;
+}
+
 __device__ __forceinline__ void operand_rows(const void *x, u32 x_dtype, void *out, u32 kind, u32 width,
                                              float scale) {
   u32 row = blockIdx.x;
+  if (by_eights(x, out, kind, width)) {
+    const float reciprocal = 1.0f / scale;
+    for (u32 k = threadIdx.x * 8; k < width; k += blockDim.x * 8) {
+      float v[8];
+      load_eight(x, x_dtype, (u64)row * width + k, v);
+      store_eight(out, kind, (u64)row * width + k, v, scale, reciprocal);
+    }
+    return;
+  }
   for (u32 k = threadIdx.x; k < width; k += blockDim.x)
     operand_store(out, kind, row, k, width, load_value(x, x_dtype, (u64)row * width + k), scale);
 }
@@ -467,7 +492,10 @@ __device__ __forceinline__ void operand_rows(const void *x, u32 x_dtype, void *o
 
 #define END(name, PARAMS)                                                                                   \
   extern "C" __global__ void name##_end(const void *sums, u32 dtype, u32 n, PARAMS p) {                     \
-    product_end(sums, dtype, n, p);                                                                         \
+    if constexpr (PARAMS::SIXTEEN)                                                                          \
+      product_end_wide(sums, dtype, n, p);                                                                  \
+    else                                                                                                    \
+      product_end(sums, dtype, n, p);                                                                       \
   }
 
 #define PLAIN(name, Op, PARAMS)                                                                             \

@@ -5,6 +5,7 @@
 #define MOST 8
 
 struct PackEnd {
+  static const bool SIXTEEN = false;
   void *y[MOST];
   u32 first[MOST + 1]; // first column of each sibling; the unused ones begin at N
   const float *bias;   // of the whole pack, zeros where a sibling has none; null: none

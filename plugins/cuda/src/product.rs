@@ -109,8 +109,19 @@ pub struct Product {
     /// the same of planes.
     kernels: Vec<Kernel>,
     end: Kernel,
+    /// Columns of sums that a thread of the end kernel takes.
+    end_columns: u32,
     /// The library's plan, or why there is none.
     plan: Result<Plan, Failure>,
+}
+
+/// Where scaled sums, rounded, are all that an epilogue would make.
+#[derive(Clone, Copy, Debug)]
+pub struct Whole {
+    /// Rows of the product's channels.
+    pub address: u64,
+    /// Type id of their elements.
+    pub dtype: u32,
 }
 
 /// What a product is made of.
@@ -185,6 +196,11 @@ impl Product {
             }),
         };
         Ok(Product {
+            end_columns: match parts.order {
+                // Both of a pair are sixteen columns side by side.
+                Order::ByEights => 16,
+                Order::Behind => 4,
+            },
             end: module.kernel(&format!("{}_end", parts.name), 0)?,
             plan,
             planes: format == Format::W8a16Static && site.dtype == DType::F32,
@@ -225,14 +241,14 @@ impl Product {
     ///
     /// # Safety
     /// `x` has `rows` operand rows, `sums` is scratch of [`Product::sums_bytes`], and every address in `end` covers what
-    /// the epilogue reaches for those rows.
+    /// the epilogue reaches for those rows, as does `whole`.
     pub unsafe fn launch<E: Argument>(
         &self,
         rung: Rung,
         queue: u64,
         (x, sums): (u64, u64),
         rows: u32,
-        end: &E,
+        (end, whole): (&E, Option<Whole>),
     ) -> Result<(), Failure> {
         let (n, k) = (self.weights.n, self.weights.k);
         let w = self.weights.codes();
@@ -255,7 +271,14 @@ impl Product {
         let (kernel, grid) = match rung {
             Rung::Library => {
                 let plan = self.plan.as_ref().map_err(Clone::clone)?;
-                let blocks = (quadruples.div_ceil(128), rows);
+                let whole = whole
+                    .filter(|to| plan.sums as u32 == to.dtype && to.address.is_multiple_of(16));
+                if let Some(to) = whole {
+                    // SAFETY: as the caller promised.
+                    return unsafe { plan.launch(queue, (w, x, to.address), rows) };
+                }
+                let threads = n.div_ceil(16) * 16 / self.end_columns;
+                let blocks = (threads.div_ceil(128), rows);
                 let grid = Grid {
                     blocks,
                     threads: 128,

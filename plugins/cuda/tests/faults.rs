@@ -101,6 +101,17 @@ fn bind(plugin: &Plugin, form: &str, device: u32) -> Result<Staged, PluginError>
 
 /// Of inputs so wide.
 fn bind_wide(plugin: &Plugin, form: &str, device: u32, k: usize) -> Result<Staged, PluginError> {
+    bind_of(plugin, form, device, DType::F32, [ROWS, k, N])
+}
+
+/// Of these rows, inputs and channels.
+fn bind_of(
+    plugin: &Plugin,
+    form: &str,
+    device: u32,
+    dtype: DType,
+    [rows, k, n]: [usize; 3],
+) -> Result<Staged, PluginError> {
     let axis = |a: &str, v: &str| (a.to_string(), v.to_string());
     let params = BindParams {
         structure: "linear_proj".into(),
@@ -111,18 +122,18 @@ fn bind_wide(plugin: &Plugin, form: &str, device: u32, k: usize) -> Result<Stage
             axis("in_dtype", "bf16"),
         ]
         .into(),
-        dims: BTreeMap::from([("K".into(), k as u64), ("N".into(), N as u64)]),
+        dims: BTreeMap::from([("K".into(), k as u64), ("N".into(), n as u64)]),
         inputs: vec!["x".into(), "residual".into()],
         outputs: vec!["y".into()],
         ..BindParams::default()
     };
-    let w = ramp(k * N, 7);
+    let w = ramp(k * n, 7);
     plugin.bind_staged(&BindSpec {
         form,
         device,
         span: "proj",
         weights: &[
-            ("w", HostTensor::new(&w, &[k, N]).expect("fits")),
+            ("w", HostTensor::new(&w, &[k, n]).expect("fits")),
             ("b", HostTensor::ABSENT),
         ],
         statistics: &[(
@@ -130,7 +141,7 @@ fn bind_wide(plugin: &Plugin, form: &str, device: u32, k: usize) -> Result<Stage
             HostTensor::new(&[1.0_f32], &[]).expect("fits"),
         )],
         params: &params,
-        contract: row_capacity(DType::F32, ROWS as u64),
+        contract: row_capacity(dtype, rows as u64),
     })
 }
 
@@ -274,6 +285,115 @@ fn a_rung_that_fails_or_lies_is_passed_over() {
     assert_eq!(error.code, "no_rung", "{error}");
     for rung in ["cublaslt", "wgmma", "mma_sync", "plain"] {
         assert!(error.to_string().contains(rung), "{error}");
+    }
+}
+
+#[test]
+fn the_library_is_asked_for_the_very_rows_it_declined() {
+    // Neither our own products nor an end kernel run then, so whoever answers is the library.
+    let Some(opened) = open(&[("FAKE_LT_EXACT", "1"), ("FAKE_GPU_BREAK", "_end")]) else {
+        return;
+    };
+    let bound = bind(&opened.plugin, "bf16", GPU).expect("binds");
+    std::env::set_var("FAKE_GPU_BREAK", "_bf16_");
+    for _ in 0..2 {
+        assert!(close(&call(&bound).expect("runs"), &expected()));
+    }
+}
+
+#[test]
+fn a_library_is_looked_for_where_it_is_named_and_nowhere_else() {
+    let Some(opened) = open(&[("STRUCTURES_CUBLASLT", "/nowhere/libcublasLt.so")]) else {
+        return;
+    };
+    let bound = bind(&opened.plugin, "bf16", GPU);
+    std::env::remove_var("STRUCTURES_CUBLASLT");
+    // The next rung serves; were it the library this would go unnoticed.
+    let bound = bound.expect("binds");
+    std::env::set_var("FAKE_GPU_BREAK", "_wgmma");
+    call(&bound).expect_err("our own product runs");
+}
+
+#[test]
+fn few_rows_are_streamed_past_by_wide_and_narrow_weights_of_either_boundary() {
+    let Some(opened) = open(&[]) else {
+        return;
+    };
+    let device = opened.plugin.open_device(GPU).expect("opens");
+    // A last piece that is not whole, along both; 64 channels a block from 16384 on.
+    let k = 80;
+    for n in [24, 16408] {
+        let w = ramp(k * n, 7);
+        let column = |c: usize| (0..k).map(move |i| i * n + c);
+        let scales: Vec<f32> = (0..n)
+            .map(|c| column(c).map(|i| w[i].abs()).fold(0.0, f32::max) / 127.0)
+            .collect();
+        for dtype in [DType::F32, DType::Bf16] {
+            let bound = bind_of(&opened.plugin, "w8a16_static", GPU, dtype, [8, k, n]);
+            let bound = bound.expect("binds");
+            for rows in [1, 5, 8] {
+                // f32 that no bf16 is, and bf16.
+                let x: Vec<f32> = ramp(rows * k, 13)
+                    .into_iter()
+                    .map(|v| match dtype {
+                        DType::F32 => v * 1.000_123,
+                        _ => f32::from_bits(v.to_bits() & 0xffff_0000),
+                    })
+                    .collect();
+                let bytes: Vec<u8> = match dtype {
+                    DType::F32 => x.iter().flat_map(|v| v.to_le_bytes()).collect(),
+                    _ => x
+                        .iter()
+                        .flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes())
+                        .collect(),
+                };
+                let mut given = device.alloc(bytes.len() as u64, 256).expect("memory");
+                given.copy_in(None, 0, &bytes).expect("copies");
+                let size = dtype.size() * rows * n;
+                let mut made = device.alloc(size as u64, 256).expect("memory");
+                {
+                    let inputs = [
+                        given.tensor(dtype, &[rows, k]).expect("fits"),
+                        DeviceTensor::ABSENT,
+                    ];
+                    let mut outputs = [made.tensor_mut(dtype, &[rows, n]).expect("fits")];
+                    let form = bound.form();
+                    form.call_on(&device, None, &inputs, &mut outputs, &mut [])
+                        .expect("runs");
+                }
+                let mut got = vec![0_u8; size];
+                made.copy_out(None, 0, &mut got).expect("copies");
+                let value = |i: usize| match dtype {
+                    DType::F32 => f32::from_le_bytes(got[4 * i..4 * i + 4].try_into().unwrap()),
+                    _ => {
+                        let bits = u16::from_le_bytes(got[2 * i..2 * i + 2].try_into().unwrap());
+                        f32::from_bits(u32::from(bits) << 16)
+                    }
+                };
+                let most = if dtype == DType::F32 { 2e-6 } else { 4e-3 };
+                for i in 0..rows * n {
+                    let (row, c) = (i / n, i % n);
+                    let code = |i: usize| f64::from((w[i] / scales[c]).round_ties_even());
+                    let terms = || {
+                        let x = &x[row * k..][..k];
+                        x.iter()
+                            .zip(column(c))
+                            .map(|(x, i)| f64::from(*x) * code(i))
+                    };
+                    let scale = f64::from(scales[c]);
+                    let (want, whole) = (
+                        terms().sum::<f64>() * scale,
+                        terms().map(f64::abs).sum::<f64>() * scale,
+                    );
+                    let apart = (f64::from(value(i)) - want).abs();
+                    assert!(
+                        apart <= most * whole,
+                        "{n} {dtype:?} {rows}: {i} {want} {}",
+                        value(i)
+                    );
+                }
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use structures_plugin_api::sdk::Failure;
 use super::{is_operand, operand, Block, Body, Leaf, Port, Site};
 use crate::context::{Argument, Arguments, Buffer, Grid, Kernel};
 use crate::format::Format;
-use crate::product::{Parts, Product, Rung};
+use crate::product::{Parts, Product, Rung, Whole};
 use crate::weights::Order;
 
 const FORMATS: [Format; 3] = [Format::Bf16, Format::Fp8Static, Format::W8a16Static];
@@ -249,7 +249,7 @@ impl Body for Ffn {
                 dtype: block.dtype,
                 activation: self.activation,
             };
-            gate_up.launch(rung, block.queue, (x, sums), block.rows, &end)?;
+            gate_up.launch(rung, block.queue, (x, sums), block.rows, (&end, None))?;
             let block_span = self.norm.is_some();
             let end = DownEnd {
                 y: block.outputs[0],
@@ -260,7 +260,12 @@ impl Body for Ffn {
                 n: d,
                 dtype: block.dtype,
             };
-            down.launch(rung, block.queue, (hidden, sums), block.rows, &end)
+            let whole = Whole {
+                address: end.y,
+                dtype: end.dtype,
+            };
+            let whole = (!block_span).then_some(whole);
+            down.launch(rung, block.queue, (hidden, sums), block.rows, (&end, whole))
         }
     }
 }

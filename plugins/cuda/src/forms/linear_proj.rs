@@ -8,7 +8,7 @@ use super::projection::Projection;
 use super::{Block, Body, Leaf, Port, Site};
 use crate::context::Argument;
 use crate::format::Format;
-use crate::product::{Parts, Rung};
+use crate::product::{Parts, Rung, Whole};
 use crate::weights::Order;
 
 const FORMATS: [Format; 3] = [Format::Bf16, Format::Fp8Static, Format::W8a16Static];
@@ -126,8 +126,16 @@ impl Body for LinearProj {
             dtype: block.dtype,
             gelu: self.gelu.into(),
         };
+        let plain = end.bias == 0 && end.residual == 0 && !self.gelu;
+        let whole = Whole {
+            address: end.y,
+            dtype: end.dtype,
+        };
         let port = &self.inputs[0];
         // SAFETY: the caller's rows and scratch; the outputs of as many.
-        unsafe { self.projection.run(rung, block, port, scratch, &end) }
+        unsafe {
+            self.projection
+                .run(rung, block, port, scratch, (&end, plain.then_some(whole)))
+        }
     }
 }

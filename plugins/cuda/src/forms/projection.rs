@@ -5,7 +5,7 @@ use structures_plugin_api::sdk::Failure;
 use super::{is_operand, operand, Block, Port, Site};
 use crate::context::{Argument, Buffer, Kernel};
 use crate::format::Format;
-use crate::product::{Parts, Product, Rung};
+use crate::product::{Parts, Product, Rung, Whole};
 
 /// A product of boundary rows, bound.
 pub struct Projection {
@@ -66,7 +66,7 @@ impl Projection {
         block: &Block,
         port: &Port,
         scratch: u64,
-        end: &E,
+        end: (&E, Option<Whole>),
     ) -> Result<(), Failure> {
         let p = &self.product;
         let mut x = block.inputs[0];

@@ -8,7 +8,7 @@ use super::projection::Projection;
 use super::{Block, Body, Leaf, Port, Site};
 use crate::context::Argument;
 use crate::format::Format;
-use crate::product::{Parts, Rung};
+use crate::product::{Parts, Rung, Whole};
 use crate::weights::Order;
 
 const FORMATS: [Format; 4] = [
@@ -155,8 +155,16 @@ impl Body for Pack {
             scale: p.end_scale(rung),
             dtype: block.dtype,
         };
+        let alone = block.outputs.len() == 1 && end.bias == 0;
+        let whole = Whole {
+            address: end.y[0],
+            dtype: end.dtype,
+        };
         let port = &self.inputs[0];
         // SAFETY: the caller's rows and scratch; the outputs of as many.
-        unsafe { self.projection.run(rung, block, port, scratch, &end) }
+        unsafe {
+            self.projection
+                .run(rung, block, port, scratch, (&end, alone.then_some(whole)))
+        }
     }
 }

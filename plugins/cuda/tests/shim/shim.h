@@ -240,6 +240,8 @@ inline unsigned __float_as_uint(float v) {
   std::memcpy(&u, &v, 4);
   return u;
 }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __expf(float v) { return expf(v); }
 inline float __shfl_xor_sync(unsigned, float v, int step) {
   return shim::of<float>(shim::exchange(v)[shim::self->lane ^ step]);
 }
