@@ -85,7 +85,22 @@ template <int BN> __device__ __forceinline__ constexpr int sums_pitch() { return
 // Runs the epilogue on the sums of a tile of BN columns, which lie in shared memory: one loop, instead of as many
 // copies of the epilogue as a thread has sums.
 template <int BM, int BN, class Epilogue>
-__device__ __forceinline__ void tile_end(const float *sums, u32 m0, u32 n0, u32 m, const Epilogue &epilogue) {
+__device__ __forceinline__ void tile_end(const float *sums, u32 m0, u32 n0, const Operands &o, const Epilogue &epilogue) {
+  const u32 m = o.m;
+  if constexpr (Epilogue::SIXTEEN) {
+    // N is a multiple of 16.
+#pragma unroll 1
+    for (u32 q = threadIdx.x; q < BM * BN / 16; q += THREADS) {
+      u32 row = q / (BN / 16), col = q % (BN / 16) * 16;
+      if (m0 + row >= m || n0 + col >= o.n) continue;
+      const float *from = sums + row * sums_pitch<BN>() + col;
+      float low[8], high[8];
+      load_eight(from, F32, 0, low);
+      load_eight(from, F32, 8, high);
+      epilogue.sixteen(m0 + row, n0 + col, low, high);
+    }
+    return;
+  }
 #pragma unroll 1
   for (u32 q = threadIdx.x; q < BM * BN / 4; q += THREADS) {
     u32 row = q / (BN / 4), col = q % (BN / 4) / 4 * 16 + q % 4 * 2;
@@ -175,7 +190,7 @@ __device__ __forceinline__ void product_tile(const Operands &o, const Epilogue &
         to[1] = c[i][j][2 * half + 1];
       }
   __syncthreads();
-  tile_end<BM, BN>(sums, m0, n0, o.m, epilogue);
+  tile_end<BM, BN>(sums, m0, n0, o, epilogue);
 }
 
 // ---- tiles of warpgroups --------------------------------------------------------------------------
@@ -257,7 +272,7 @@ __device__ __forceinline__ void product_warpgroups(const Operands &o, const Epil
     to[1] = d[i + 1];
   }
   __syncthreads();
-  tile_end<BM, BN>(sums, m0, n0, o.m, epilogue);
+  tile_end<BM, BN>(sums, m0, n0, o, epilogue);
 }
 
 #endif
@@ -501,19 +516,18 @@ __device__ __forceinline__ void operand_rows(const void *x, u32 x_dtype, void *o
 #define PLAIN(name, Op, PARAMS)                                                                             \
   extern "C" __global__ void name##_plain(Operands o, PARAMS p) { product_plain<Op>(o, p); }
 
-#define ROWS(name, PARAMS)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(ROWS_WARPS * WARP) name##_rows16(Rows o, PARAMS p) {         \
-    product_rows<16, 1>(o, p);                                                                              \
-  }                                                                                                         \
-  extern "C" __global__ void __launch_bounds__(ROWS_WARPS * WARP) name##_rows64(Rows o, PARAMS p) {         \
-    product_rows<64, 1>(o, p);                                                                              \
-  }                                                                                                         \
-  extern "C" __global__ void __launch_bounds__(ROWS_WARPS * WARP) name##_rows16x3(Rows o, PARAMS p) {       \
-    product_rows<16, 3>(o, p);                                                                              \
-  }                                                                                                         \
-  extern "C" __global__ void __launch_bounds__(ROWS_WARPS * WARP) name##_rows64x3(Rows o, PARAMS p) {       \
-    product_rows<64, 3>(o, p);                                                                              \
+#define ROWS_OF(name, CHANNELS, PLANES, BLOCKS, PARAMS)                                                     \
+  extern "C" __global__ void __launch_bounds__(ROWS_WARPS * WARP, BLOCKS) name(Rows o, PARAMS p) {          \
+    product_rows<CHANNELS, PLANES>(o, p);                                                                   \
   }
+
+#define ROWS(name, PARAMS)                                                                                  \
+  ROWS_OF(name##_rows16, 16, 1, 3, PARAMS)                                                                  \
+  ROWS_OF(name##_rows32, 32, 1, 3, PARAMS)                                                                  \
+  ROWS_OF(name##_rows64, 64, 1, 3, PARAMS)                                                                  \
+  ROWS_OF(name##_rows16x3, 16, 3, 2, PARAMS)                                                                \
+  ROWS_OF(name##_rows32x3, 32, 3, 2, PARAMS)                                                                \
+  ROWS_OF(name##_rows64x3, 64, 3, 2, PARAMS)
 
 #if defined(STRUCTURES_SHIM) || __CUDA_ARCH__ >= 890
 #define PRODUCTS(name, PARAMS)                                                                              \

@@ -20,7 +20,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUmodule, CUresult, CUstream};
 use structures_plugin_api::sdk::{Device, Failure};
 
-use crate::presence::{caught, Gpu};
+use crate::presence::{self, caught, Gpu};
 
 /// Bytes of device memory that stay free whatever is bound: cuBLAS, other processes and the driver want some.
 pub const HEADROOM: u64 = 512 << 20;
@@ -311,6 +311,22 @@ impl Context {
         Ok(buffer)
     }
 
+    /// Enqueues a copy of one buffer into another of at least its size.
+    ///
+    /// # Errors
+    /// `argument` where it does not fit; `device_lost`, `driver_failed`.
+    pub fn copy_within(&self, queue: u64, to: &Buffer, from: &Buffer) -> Result<(), Failure> {
+        if to.bytes < from.bytes {
+            let text = format!("{} bytes into {}", from.bytes, to.bytes);
+            return Err(Failure::invalid("argument", text));
+        }
+        let stream = self.stream(queue);
+        // SAFETY: both buffers are allocated; whoever drops one waits for the queue, as freeing does.
+        self.run("a copy on the device", || unsafe {
+            result::memcpy_dtod_async(to.address, from.address, from.bytes as usize, stream)
+        })
+    }
+
     /// Makes the shared scratch at least as large: at bind, so that no call allocates.
     ///
     /// # Errors
@@ -330,10 +346,16 @@ impl Context {
         Ok(())
     }
 
+    fn free_now(&self, address: u64) {
+        // SAFETY: an address `alloc` gave; the driver refuses another.
+        let _ = self.run("free", || unsafe { result::free_sync(address) });
+    }
+
     /// Frees what no recording can use any more. Freeing waits for calls that still do.
     fn free_outgrown(&self, scratch: &mut Scratch) {
         if scratch.recordings == 0 {
-            scratch.outgrown.drain(..).for_each(|old| self.free(old));
+            let outgrown = scratch.outgrown.drain(..);
+            outgrown.for_each(|old| self.free_now(old));
         }
     }
 
@@ -500,8 +522,16 @@ impl Device for Context {
     }
 
     fn free(&self, address: u64) {
-        // SAFETY: an address `alloc` gave; the driver refuses another.
-        let _ = self.run("free", || unsafe { result::free_sync(address) });
+        let mut scratch = self.scratch.lock().unwrap_or_else(|e| e.into_inner());
+        let recording = self.recording.lock().unwrap_or_else(|e| e.into_inner());
+        if recording.is_some() {
+            // The driver would refuse, and spoil the recording; it goes with what recordings outgrew.
+            scratch.outgrown.push(address);
+            return;
+        }
+        drop(recording);
+        drop(scratch);
+        self.free_now(address);
     }
 
     fn copy_in(&self, queue: u64, to: u64, from: &[u8]) -> Result<(), Failure> {
@@ -603,7 +633,7 @@ impl Device for Context {
         self.run("the time", || unsafe {
             result::event::record(mark.end, stream)?;
             result::event::synchronize(mark.end)?;
-            result::event::elapsed(mark.start, mark.end)
+            presence::elapsed(mark.start, mark.end)
         })
     }
 

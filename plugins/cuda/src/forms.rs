@@ -2,7 +2,8 @@
 //! rows in blocks that fit the scratch, and the ladder.
 //!
 //! A ladder is resolved once, at bind: each rung is launched at the bound rows on seeded inputs and compared with the
-//! plain one; the first that runs and agrees is kept, what fell through is logged. A call looks nothing up.
+//! plain one; the first that runs and agrees is kept, what fell through is logged. A call looks nothing up. A parameter
+//! `rung` of a bind names the only one to try, for who measures them one by one.
 
 mod decoder_ffn;
 mod linear_proj;
@@ -30,7 +31,8 @@ use crate::product::{Product, Rung};
 const BLOCK_ROWS: u64 = 4096;
 /// Rows that are compared with the plain rung: enough that the larger tile is the one that runs.
 const COMPARED_ROWS: u64 = 48;
-/// Largest relative L2 distance of a rung from the plain one: other orders of summing, E4M3 sums of 14 bits.
+/// Largest relative L2 distance of a rung from the plain one, for other orders of summing; the form's own tolerance where
+/// that is larger.
 const AGREES: f64 = 1e-2;
 
 /// What a structure's file says about it.
@@ -198,7 +200,20 @@ pub fn bind(
     let body = (leaf.bind)(&site)?;
     context.scratch_at_least(body.scratch_bytes(rows))?;
     let name = format!("{} {}", leaf.structure, request.form);
-    let rung = climb(host, &context, &*body, site.dtype, rows.min(most), &name)?;
+    let asked = request
+        .params
+        .params
+        .get("rung")
+        .and_then(|rung| rung.as_str());
+    let rung = climb(
+        host,
+        &context,
+        &*body,
+        (site.dtype, rows.min(most)),
+        decl.tolerance.max(AGREES),
+        &name,
+        asked,
+    )?;
     Ok(Box::new(Bound {
         context,
         dtype: site.dtype,
@@ -387,20 +402,24 @@ fn climb(
     host: &Host,
     context: &Arc<Context>,
     body: &dyn Body,
-    dtype: DType,
-    rows: u64,
+    (dtype, rows): (DType, u64),
+    most: f64,
     name: &str,
+    asked: Option<&str>,
 ) -> Result<Rung, Failure> {
     let target = target(context.gpu().capability);
     let ladder = body.ladder().iter().copied();
     let ladder: Vec<Rung> = ladder.filter(|rung| rung.exists_on(&target)).collect();
     let trial = Trial::new(context, body, dtype, rows)?;
     let mut fell = Vec::new();
-    for rung in &ladder {
+    for rung in ladder
+        .iter()
+        .filter(|rung| asked.is_none_or(|asked| asked == rung.name()))
+    {
         let last = *rung == Rung::Plain || ladder.len() == 1;
         let tried = trial.run(*rung, rows).and_then(|_| match last {
             true => Ok(()),
-            false => trial.agrees(*rung, rows.min(COMPARED_ROWS)),
+            false => trial.agrees(*rung, rows.min(COMPARED_ROWS), most),
         });
         match tried {
             Ok(()) => {
@@ -476,7 +495,7 @@ impl<'b> Trial<'b> {
         self.context.synchronize(0)
     }
 
-    fn agrees(&self, rung: Rung, rows: u64) -> Result<(), Failure> {
+    fn agrees(&self, rung: Rung, rows: u64, most: f64) -> Result<(), Failure> {
         self.run(Rung::Plain, rows)?;
         let expected = self.read(rows)?;
         for (buffer, _) in &self.outputs {
@@ -489,11 +508,11 @@ impl<'b> Trial<'b> {
         let apart = squares(&mut expected.iter().zip(&found).map(|(e, f)| f64::from(e - f)));
         let whole = squares(&mut expected.iter().map(|e| f64::from(*e)));
         let distance = (apart / whole.max(f64::MIN_POSITIVE)).sqrt();
-        match distance <= AGREES || apart == 0.0 {
+        match distance <= most || apart == 0.0 {
             true => Ok(()),
             false => {
                 let text =
-                    format!("it differs from the plain one by {distance:.1e} at {rows} rows");
+                    format!("it differs from the plain one by {distance:.1e} at {rows} rows, at most {most:.0e} is expected");
                 Err(Failure::failed("rung_wrong", text))
             }
         }

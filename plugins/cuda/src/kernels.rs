@@ -103,7 +103,9 @@ impl Abilities {
 }
 
 const SHAPES: &[&str] = &["tile128", "tile32", "plain"];
-const ROWS: &[&str] = &["rows16", "rows64", "rows16x3", "rows64x3"];
+const ROWS: &[&str] = &[
+    "rows16", "rows32", "rows64", "rows16x3", "rows32x3", "rows64x3",
+];
 
 impl File {
     /// What NVRTC gets.

@@ -9,13 +9,13 @@
 
 mod cache;
 pub mod compiler;
-mod context;
+pub mod context;
 mod format;
 mod forms;
 pub mod kernels;
 mod lt;
 mod operations;
-mod presence;
+pub mod presence;
 mod product;
 mod weights;
 
@@ -33,7 +33,14 @@ use crate::lt::Lt;
 use crate::presence::{caught, Gpu};
 
 /// Rungs, as entries of a probe.
-const ENTRIES: [&str; 5] = ["cublaslt", "wgmma", "mma_sync", "row_stream", "plain"];
+const ENTRIES: [&str; 6] = [
+    "cublaslt_fast",
+    "cublaslt",
+    "wgmma",
+    "mma_sync",
+    "row_stream",
+    "plain",
+];
 
 /// The backend.
 pub struct Cuda {
@@ -91,7 +98,7 @@ impl Backend for Cuda {
         });
         let there = |entry: &&str| match (*entry, &ready) {
             (_, Err(_)) => false,
-            ("cublaslt", _) => Lt::look(variable).is_ok(),
+            ("cublaslt" | "cublaslt_fast", _) => Lt::look(variable).is_ok(),
             ("wgmma", Ok(abilities)) => abilities.warpgroups,
             _ => true,
         };
@@ -143,7 +150,8 @@ impl Backend for Cuda {
 fn format_of(form: &str) -> Option<&'static [&'static str]> {
     match form {
         "w8a16_static" => Some(&["row_stream"]),
-        "bf16" | "bf16_pack" | "fp8_static" => Some(&["cublaslt", "wgmma", "mma_sync", "plain"]),
+        "bf16" | "bf16_pack" => Some(&["cublaslt", "wgmma", "mma_sync", "plain"]),
+        "fp8_static" => Some(&["cublaslt_fast", "cublaslt", "wgmma", "mma_sync", "plain"]),
         _ => None,
     }
 }

@@ -5,15 +5,17 @@
 //! symbol is missing.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::OnceLock;
 
 use cudarc::driver::result;
-use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUevent, CUresult};
+use libloading::Library;
 use structures_plugin_api::describe::DeviceInfo;
 use structures_plugin_api::sdk::Failure;
 
-/// The CUDA version a driver must serve, as `1000 * major + 10 * minor`: 12.8 knows every architecture declared here
-/// and has the event clock that the bindings call.
-pub const DRIVER_NEEDED: i32 = 12080;
+/// The CUDA version a driver must serve, as `1000 * major + 10 * minor`: that of the oldest compiler of the kernels. A
+/// device that a driver is too old for it does not show.
+pub const DRIVER_NEEDED: i32 = 12040;
 
 /// One GPU, as a host addresses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +72,7 @@ pub fn gpus() -> Result<Vec<Gpu>, Failure> {
             return Err(Failure::refused(
                 "driver_absent",
                 "no NVIDIA driver: libcuda.so is not among the system's libraries; install one that serves \
-                 CUDA 12.8 or newer",
+                 CUDA 12.4 or newer",
             ));
         }
         let mut driver = 0;
@@ -96,6 +98,37 @@ pub fn gpus() -> Result<Vec<Gpu>, Failure> {
         }
         (0..count).map(|ordinal| gpu(ordinal, driver)).collect()
     })
+}
+
+/// Milliseconds between two events.
+///
+/// The bindings call the clock of CUDA 12.8; every driver has the one before it.
+///
+/// # Errors
+/// The driver's.
+///
+/// # Safety
+/// Events of the current context that were recorded.
+pub unsafe fn elapsed(start: CUevent, end: CUevent) -> Result<f32, result::DriverError> {
+    type Clock = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
+    static CLOCK: OnceLock<Option<(Library, Clock)>> = OnceLock::new();
+    let clock = CLOCK.get_or_init(|| {
+        // SAFETY: the driver's library, which is open already; the type is that of its documented interface.
+        unsafe {
+            let library = Library::new("libcuda.so.1")
+                .or_else(|_| Library::new("libcuda.so"))
+                .ok()?;
+            let clock = *library.get::<Clock>(b"cuEventElapsedTime\0").ok()?;
+            Some((library, clock))
+        }
+    });
+    let Some((_, clock)) = clock else {
+        return Err(result::DriverError(CUresult::CUDA_ERROR_NOT_FOUND));
+    };
+    let mut milliseconds = 0.0;
+    // SAFETY: promised by the caller; the out-parameter is live.
+    let answer = unsafe { clock(&mut milliseconds, start, end) };
+    answer.result().map(|()| milliseconds)
 }
 
 fn gpu(ordinal: i32, driver: i32) -> Result<Gpu, Failure> {

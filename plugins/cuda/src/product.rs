@@ -15,7 +15,9 @@ use crate::weights::{Order, Weights};
 /// One way to execute, best first in a form's ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rung {
-    /// cublasLt, and the epilogue as a kernel of its own.
+    /// cublasLt with the tensor cores' own sums of E4M3, and the epilogue as a kernel of its own.
+    LibraryFast,
+    /// The same with sums in f32.
     Library,
     /// Tensor cores through `wgmma`, a larger tile a block; few rows as [`Rung::Tiles`].
     Warpgroups,
@@ -31,6 +33,7 @@ impl Rung {
     /// Its name in entries and notes.
     pub fn name(self) -> &'static str {
         match self {
+            Rung::LibraryFast => "cublaslt_fast",
             Rung::Library => "cublaslt",
             Rung::Warpgroups => "wgmma",
             Rung::Tiles => "mma_sync",
@@ -43,6 +46,13 @@ impl Rung {
     pub fn ladder(format: Format) -> &'static [Rung] {
         match format {
             Format::W8a16Static => &[Rung::Rows],
+            Format::Fp8Static => &[
+                Rung::LibraryFast,
+                Rung::Library,
+                Rung::Warpgroups,
+                Rung::Tiles,
+                Rung::Plain,
+            ],
             _ => &[Rung::Library, Rung::Warpgroups, Rung::Tiles, Rung::Plain],
         }
     }
@@ -61,7 +71,9 @@ const SHARED_32: u32 = 3 * 160 * 128;
 const SHARED_WARPGROUPS: u32 = 4 * 384 * 128 + 1024;
 /// Rows up to which the smaller tile wastes less than the larger.
 const SMALL_ROWS: u32 = 32;
-/// Channels from which blocks of 64 fill a device; rows are then read by a quarter as many.
+/// Channels from which blocks of 32 and of 64 fill a device; rows are then read by a half, a quarter as many.
+const MIDDLE: u32 = 8192;
+/// See above.
 const WIDE: u32 = 16384;
 /// Rows of a plane, `MOST_ROWS` of `product.cuh`.
 const MOST_ROWS: u64 = 8;
@@ -105,14 +117,14 @@ pub struct Product {
     scale: f32,
     /// What activations are divided by before they become codes; 1 where they are none.
     pub x_scale: f32,
-    /// Tiles of 128 and of 32 rows, plain, and of warpgroups where there are any; or rows by 16 and by 64 channels,
+    /// Tiles of 128 and of 32 rows, plain, and of warpgroups where there are any; or rows by 16, 32 and 64 channels,
     /// the same of planes.
     kernels: Vec<Kernel>,
     end: Kernel,
     /// Columns of sums that a thread of the end kernel takes.
     end_columns: u32,
-    /// The library's plan, or why there is none.
-    plan: Result<Plan, Failure>,
+    /// The library's plan, and the fast one, or why there is none.
+    plans: [Result<Plan, Failure>; 2],
 }
 
 /// Where scaled sums, rounded, are all that an epilogue would make.
@@ -156,8 +168,10 @@ impl Product {
         let shapes: &[(&str, u32)] = match format {
             Format::W8a16Static => &[
                 ("rows16", 0),
+                ("rows32", 0),
                 ("rows64", 0),
                 ("rows16x3", 0),
+                ("rows32x3", 0),
                 ("rows64x3", 0),
             ],
             _ if Rung::Warpgroups.exists_on(&target) => &[
@@ -182,19 +196,23 @@ impl Product {
             _ => DType::Bf16,
         };
         let scale = weights.scale * x_scale;
-        let plan = match format {
+        // Where the epilogue would round them first the library may: half is then written between two kernels. Anywhere
+        // else that would be a rounding more, which pushes E4M3 codes over edges.
+        let sums = match parts.rounds && site.dtype == DType::Bf16 {
+            true => DType::Bf16,
+            false => DType::F32,
+        };
+        let plan = |fast: bool| match format {
             Format::W8a16Static => Err(Failure::refused("no_rung", "no library streams int8 rows")),
+            Format::Bf16 | Format::Bf16Pack if fast => {
+                Err(Failure::refused("no_rung", "bf16 is summed in f32"))
+            }
             _ => (site.library)().and_then(|lt| {
-                // Where the epilogue would round them first the library may: half is then written between two kernels.
-                // Anywhere else that would be a rounding more, which pushes E4M3 codes over edges.
-                let sums = match parts.rounds && site.dtype == DType::Bf16 {
-                    true => DType::Bf16,
-                    false => DType::F32,
-                };
                 let (types, dims) = ((operand, sums, scale), (weights.n, weights.k));
-                Plan::new(&lt, types, dims, site.rows as u32)
+                Plan::new(&lt, types, dims, site.rows as u32, fast)
             }),
         };
+        let plans = [plan(false), plan(true)];
         Ok(Product {
             end_columns: match parts.order {
                 // Both of a pair are sixteen columns side by side.
@@ -202,7 +220,7 @@ impl Product {
                 Order::Behind => 4,
             },
             end: module.kernel(&format!("{}_end", parts.name), 0)?,
-            plan,
+            plans,
             planes: format == Format::W8a16Static && site.dtype == DType::F32,
             format,
             scale,
@@ -225,14 +243,15 @@ impl Product {
 
     /// Bytes of sums that another library leaves for so many rows.
     pub fn sums_bytes(&self, rows: u64) -> u64 {
-        let size = self.plan.as_ref().map_or(0, |plan| plan.sums.size());
+        let plans = self.plans.iter().flatten();
+        let size = plans.map(|plan| plan.sums.size()).max().unwrap_or(0);
         rows * u64::from(self.weights.n) * size as u64
     }
 
     /// What an epilogue still has to multiply sums with.
     pub fn end_scale(&self, rung: Rung) -> f32 {
         match rung {
-            Rung::Library => 1.0,
+            Rung::Library | Rung::LibraryFast => 1.0,
             _ => self.scale,
         }
     }
@@ -269,8 +288,9 @@ impl Product {
             (kernel, grid)
         };
         let (kernel, grid) = match rung {
-            Rung::Library => {
-                let plan = self.plan.as_ref().map_err(Clone::clone)?;
+            Rung::Library | Rung::LibraryFast => {
+                let plan = &self.plans[usize::from(rung == Rung::LibraryFast)];
+                let plan = plan.as_ref().map_err(Clone::clone)?;
                 let whole = whole
                     .filter(|to| plan.sums as u32 == to.dtype && to.address.is_multiple_of(16));
                 if let Some(to) = whole {
@@ -318,9 +338,13 @@ impl Product {
                     n,
                     k,
                 };
-                let wide = n >= WIDE;
-                let kernel = &self.kernels[usize::from(wide) + 2 * usize::from(self.planes)];
-                let blocks = (n.div_ceil(if wide { 64 } else { 16 }), 1);
+                let (width, channels) = match n {
+                    WIDE.. => (2, 64),
+                    MIDDLE..WIDE => (1, 32),
+                    _ => (0, 16),
+                };
+                let kernel = &self.kernels[width + 3 * usize::from(self.planes)];
+                let blocks = (n.div_ceil(channels), 1);
                 let arguments = Arguments::default().with(&rows_of).with(end);
                 let grid = Grid {
                     blocks,

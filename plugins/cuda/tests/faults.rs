@@ -39,7 +39,8 @@ struct Opened {
 }
 
 /// What the fakes read.
-const SETTINGS: [&str; 11] = [
+const SETTINGS: [&str; 12] = [
+    "FAKE_FP8_BITS",
     "FAKE_LT_EXACT",
     "FAKE_LT_NONE",
     "FAKE_LT_WRONG",
@@ -101,13 +102,13 @@ fn bind(plugin: &Plugin, form: &str, device: u32) -> Result<Staged, PluginError>
 
 /// Of inputs so wide.
 fn bind_wide(plugin: &Plugin, form: &str, device: u32, k: usize) -> Result<Staged, PluginError> {
-    bind_of(plugin, form, device, DType::F32, [ROWS, k, N])
+    bind_of(plugin, (form, None), device, DType::F32, [ROWS, k, N])
 }
 
-/// Of these rows, inputs and channels.
+/// Of these rows, inputs and channels, on one rung where it is named.
 fn bind_of(
     plugin: &Plugin,
-    form: &str,
+    (form, rung): (&str, Option<&str>),
     device: u32,
     dtype: DType,
     [rows, k, n]: [usize; 3],
@@ -122,6 +123,10 @@ fn bind_of(
             axis("in_dtype", "bf16"),
         ]
         .into(),
+        params: rung
+            .map(|r| ("rung".to_string(), r.into()))
+            .into_iter()
+            .collect(),
         dims: BTreeMap::from([("K".into(), k as u64), ("N".into(), n as u64)]),
         inputs: vec!["x".into(), "residual".into()],
         outputs: vec!["y".into()],
@@ -192,7 +197,7 @@ fn what_is_not_there_has_a_code() {
     for (settings, code) in [
         (&[][..], None),
         (&[("FAKE_GPU_COUNT", "0")], Some("no_device")),
-        (&[("FAKE_GPU_DRIVER", "12020")], Some("driver_too_old")),
+        (&[("FAKE_GPU_DRIVER", "12030")], Some("driver_too_old")),
         (&[("FAKE_NVRTC_VERSION", "12.3")], Some("nvrtc_too_old")),
         // It compiles for 10.0 at most.
         (&[("FAKE_GPU_ARCH", "120")], Some("nvrtc_too_old")),
@@ -302,6 +307,36 @@ fn the_library_is_asked_for_the_very_rows_it_declined() {
 }
 
 #[test]
+fn sums_of_few_bits_are_taken_within_the_tolerance_and_passed_over_beyond() {
+    // A multiple of what the library asks of E4M3 channels.
+    let dims @ [rows, k, n] = [ROWS, 320, 48];
+    let x = ramp(rows * k, 13);
+    let mut found = Vec::new();
+    // Of 13 bits the fast sums are within the tolerance, of 4 they are not and the library's others serve.
+    for (bits, agree) in [("0", true), ("13", true), ("4", false)] {
+        let Some(opened) = open(&[("FAKE_FP8_BITS", bits)]) else {
+            return;
+        };
+        let bind = |rung| bind_of(&opened.plugin, ("fp8_static", rung), GPU, DType::F32, dims);
+        for rung in ["cublaslt_fast", "wgmma"] {
+            assert_eq!(bind(Some(rung)).is_ok(), agree, "{rung} of {bits} bits");
+        }
+        bind(Some("cublaslt")).expect("its sums are of f32");
+        let bound = bind(None).expect("binds");
+        let mut got = vec![f32::NAN; rows * n];
+        let inputs = [
+            HostTensor::new(&x, &[rows, k]).expect("fits"),
+            HostTensor::ABSENT,
+        ];
+        let mut outputs = [HostTensorMut::new(&mut got, &[rows, n]).expect("fits")];
+        bound.call(&inputs, &mut outputs, &mut []).expect("runs");
+        found.push(got);
+    }
+    assert!(found[1] != found[0] && close(&found[1], &found[0]));
+    assert!(found[2] == found[0]);
+}
+
+#[test]
 fn a_library_is_looked_for_where_it_is_named_and_nowhere_else() {
     let Some(opened) = open(&[("STRUCTURES_CUBLASLT", "/nowhere/libcublasLt.so")]) else {
         return;
@@ -315,21 +350,71 @@ fn a_library_is_looked_for_where_it_is_named_and_nowhere_else() {
 }
 
 #[test]
+fn a_named_rung_is_the_only_one_and_tiles_go_round_their_stages() {
+    let Some(opened) = open(&[("FAKE_LT_NONE", "1")]) else {
+        return;
+    };
+    // More steps than there are stages, a last one that is not whole, more than one tile along both.
+    let (rows, k, n) = (140, 1040, 264);
+    let x = ramp(rows * k, 13);
+    for form in ["bf16", "fp8_static"] {
+        let mut want = Vec::new();
+        for rung in ["plain", "mma_sync", "wgmma"] {
+            let bound = bind_of(
+                &opened.plugin,
+                (form, Some(rung)),
+                GPU,
+                DType::F32,
+                [rows, k, n],
+            );
+            let bound = bound.unwrap_or_else(|e| panic!("{form} {rung}: {e}"));
+            let mut got = vec![f32::NAN; rows * n];
+            let inputs = [
+                HostTensor::new(&x, &[rows, k]).expect("fits"),
+                HostTensor::ABSENT,
+            ];
+            let mut outputs = [HostTensorMut::new(&mut got, &[rows, n]).expect("fits")];
+            bound.call(&inputs, &mut outputs, &mut []).expect("runs");
+            if want.is_empty() {
+                want.clone_from(&got);
+            }
+            let apart = got.iter().zip(&want).map(|(g, w)| (g - w).abs());
+            let apart = apart.fold(0.0, f32::max);
+            assert!(apart < 2e-3, "{form} {rung}: {apart}");
+        }
+        let none = bind_of(
+            &opened.plugin,
+            (form, Some("cublaslt")),
+            GPU,
+            DType::F32,
+            [8, 64, 64],
+        );
+        assert_eq!(none.err().expect("refused").code, "no_rung");
+    }
+}
+
+#[test]
 fn few_rows_are_streamed_past_by_wide_and_narrow_weights_of_either_boundary() {
     let Some(opened) = open(&[]) else {
         return;
     };
     let device = opened.plugin.open_device(GPU).expect("opens");
-    // A last piece that is not whole, along both; 64 channels a block from 16384 on.
+    // A last piece that is not whole, along both; 32 channels a block from 8192 on, 64 from 16384.
     let k = 80;
-    for n in [24, 16408] {
+    for n in [24, 8200, 16408] {
         let w = ramp(k * n, 7);
         let column = |c: usize| (0..k).map(move |i| i * n + c);
         let scales: Vec<f32> = (0..n)
             .map(|c| column(c).map(|i| w[i].abs()).fold(0.0, f32::max) / 127.0)
             .collect();
         for dtype in [DType::F32, DType::Bf16] {
-            let bound = bind_of(&opened.plugin, "w8a16_static", GPU, dtype, [8, k, n]);
+            let bound = bind_of(
+                &opened.plugin,
+                ("w8a16_static", None),
+                GPU,
+                dtype,
+                [8, k, n],
+            );
             let bound = bound.expect("binds");
             for rows in [1, 5, 8] {
                 // f32 that no bf16 is, and bf16.

@@ -121,6 +121,13 @@ API cuMemcpyDtoH_v2(void *to, uintptr_t from, size_t n) {
 }
 API cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t n, void *) { return cuMemcpyHtoD_v2(to, from, n); }
 API cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t n, void *) { return cuMemcpyDtoH_v2(to, from, n); }
+API cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t n, void *) {
+  LOCK;
+  if (lost()) return LOST;
+  if (!inside(to, n) || !inside(from, n)) return INVALID;
+  std::memcpy((void *)to, (void *)from, n);
+  return OK;
+}
 API cuMemsetD8Async(uintptr_t p, unsigned char v, size_t n, void *) {
   LOCK;
   if (lost()) return LOST;
@@ -161,7 +168,7 @@ API cuEventCreate(void **e, unsigned) { *e = std::malloc(1); return lost() ? LOS
 API cuEventDestroy_v2(void *e) { std::free(e); return OK; }
 API cuEventRecord(void *, void *) { return lost() ? LOST : OK; }
 API cuEventSynchronize(void *) { return lost() ? LOST : OK; }
-API cuEventElapsedTime_v2(float *ms, void *, void *) { *ms = 0.5f; return OK; }
+API cuEventElapsedTime(float *ms, void *, void *) { *ms = 0.5f; return OK; }
 API cuModuleLoadData(void **m, const void *) { *m = (void *)0x20; return lost() ? LOST : OK; }
 API cuModuleUnload(void *) { return OK; }
 API cuModuleGetFunction(const shim::Kernel **f, void *, const char *name) {

@@ -11,7 +11,7 @@ struct Layout {
   int64_t pitch;
 };
 struct Description {
-  bool turned = false;
+  bool turned = false, fast = false;
 };
 float value(const void *p, int dtype, size_t i) {
   if (dtype == R32F) return ((const float *)p)[i];
@@ -30,7 +30,10 @@ API cublasLtMatmulDescCreate(Description **d, int compute, int scale) {
   return compute == 68 && scale == R32F ? OK : INVALID;
 }
 API cublasLtMatmulDescSetAttribute(Description *d, int what, const void *value, size_t size) {
-  if (what == 25) return size == 1 ? OK : INVALID;
+  if (what == 25) {
+    d->fast = *(const signed char *)value != 0;
+    return size == 1 ? OK : INVALID;
+  }
   if (what != 3 || size != 4) return INVALID;
   d->turned = *(const int *)value == 1;
   return OK;
@@ -67,8 +70,17 @@ API cublasLtMatmul(void *, Description *d, const float *alpha, const void *w, La
   for (uint64_t m = 0; m < xl->rows; ++m)
     for (uint64_t n = 0; n < wl->rows; ++n) {
       float sum = 0;
-      for (uint64_t k = 0; k < wl->length; ++k)
+      const int bits = d->fast ? shim::e4m3_bits() : 0;
+      for (uint64_t k = 0; k < wl->length && !bits; ++k)
         sum += value(w, wl->dtype, n * wl->pitch + k) * value(x, xl->dtype, m * xl->pitch + k);
+      for (uint64_t k = 0; k < wl->length && bits; k += 32) {
+        float a[32] = {}, b[32] = {};
+        for (uint64_t i = 0; i < 32 && k + i < wl->length; ++i) {
+          a[i] = value(w, wl->dtype, n * wl->pitch + k + i);
+          b[i] = value(x, xl->dtype, m * xl->pitch + k + i);
+        }
+        sum = shim::truncated_sum<32>(sum, a, b, bits);
+      }
       sum *= factor;
       if (yl->dtype == R32F) {
         ((float *)y)[m * yl->pitch + n] = sum;

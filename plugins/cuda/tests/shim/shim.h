@@ -329,6 +329,32 @@ inline const unsigned char *operand_piece(uint64_t descriptor, unsigned row, uns
   return dynamic_shared + at - SHARED_BASE;
 }
 
+// Bits that sums of E4M3 keep in tensor cores, of FAKE_FP8_BITS: 13 on Hopper and Ada; 0: those of f32.
+inline int e4m3_bits() {
+  const char *text = std::getenv("FAKE_FP8_BITS");
+  return text ? std::atoi(text) : 0;
+}
+// Products and the sum so far, cut to `bits` below the largest exponent among them, added, and cut again.
+template <int COUNT> float truncated_sum(float sum, const float *a, const float *b, int bits) {
+  int largest = -200, e;
+  float products[COUNT];
+  if (sum != 0) frexpf(sum, &largest);
+  for (int k = 0; k < COUNT; ++k) {
+    products[k] = a[k] * b[k];
+    if (products[k] == 0) continue;
+    frexpf(products[k], &e);
+    largest = e > largest ? e : largest;
+  }
+  const float step = ldexpf(1.0f, largest - 1 - bits);
+  float all = truncf(sum / step);
+  for (int k = 0; k < COUNT; ++k) all += truncf(products[k] / step);
+  all *= step;
+  if (all == 0) return 0;
+  frexpf(all, &e);
+  const float unit = ldexpf(1.0f, e - 1 - bits);
+  return truncf(all / unit) * unit;
+}
+
 // A thread has rows `r` and `r + 8` of its warp's sixteen and two of every eight columns.
 template <int SIZE, float (*VALUE)(const void *)> void wgmma(float (&d)[128], uint64_t a, uint64_t b) {
   struct Both {
@@ -356,10 +382,14 @@ template <int SIZE, float (*VALUE)(const void *)> void wgmma(float (&d)[128], ui
     read(b, c / 2 * 8 + lane % 4 * 2 + c % 2, columns[c]);
     for (int k = 0; k < count; ++k) across[k][c] = columns[c][k];
   }
+  const int bits = SIZE == 1 ? e4m3_bits() : 0;
   for (unsigned half = 0; half < 2; ++half) {
     for (unsigned c = 0; c < 64; ++c) sums[half][c] = d[c / 2 * 4 + half * 2 + c % 2];
-    for (int k = 0; k < count; ++k)
-      for (unsigned c = 0; c < 64; ++c) sums[half][c] += rows[half][k] * across[k][c];
+    if (bits)
+      for (unsigned c = 0; c < 64; ++c) sums[half][c] = truncated_sum<count>(sums[half][c], rows[half], columns[c], bits);
+    else
+      for (int k = 0; k < count; ++k)
+        for (unsigned c = 0; c < 64; ++c) sums[half][c] += rows[half][k] * across[k][c];
     for (unsigned c = 0; c < 64; ++c) d[c / 2 * 4 + half * 2 + c % 2] = sums[half][c];
   }
 }
