@@ -125,7 +125,7 @@ impl Host {
             formats.dedup();
             for format in formats {
                 // Any form of the format that runs here will do.
-                let mut probed = false;
+                let (mut probed, mut refused) = (false, None);
                 let mut present = Vec::new();
                 let forms = d.forms.iter().filter(|f| f.format == format);
                 let placed =
@@ -135,9 +135,15 @@ impl Host {
                         Ok(report) => {
                             probed |= report.probed;
                             present.extend(report.entries.present);
+                            let because = report.reason.unwrap_or_default();
+                            refused = report
+                                .code
+                                .map(|code| format!("{code}: {because}"))
+                                .or(refused);
                         }
                         Err(e) => {
                             tracing::debug!(plugin = %d.id, form = %form.name, "probe: {e}");
+                            refused = Some(format!("{}: {}", e.code, e.message));
                         }
                     }
                 }
@@ -146,6 +152,7 @@ impl Host {
                     reference: d.role.as_deref() == Some("reference"),
                     native: native(format, &d.archs, &present),
                     format: format.to_string(),
+                    refused: refused.filter(|_| !probed),
                     probed,
                 });
             }

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
         eprintln!("usage: check PATH-OF-NVRTC");
         return ExitCode::from(2);
     };
-    let named = |name: &str| (name == NVRTC).then(|| path.clone());
+    let named = |name: &str| (name == NVRTC).then(|| path.clone().into());
     let compiler = match Compiler::find(named, 13) {
         Ok(compiler) => compiler,
         Err(failure) => {

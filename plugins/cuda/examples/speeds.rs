@@ -5,7 +5,7 @@
 //! recording of several calls, timed by the device's own events, that rotates through inputs and through as many bound
 //! copies of the weights as no cache holds; medians of rounds, with the spread. Beside each: weights read a second and
 //! the share of the copy, operations a second and the share of the products, and the ratio to bf16 through cublasLt at
-//! the same rows. Where cublasLt does not run there is no ratio.
+//! the same rows. Where cublasLt does not run there is no ratio. Exits with 3 where there is no GPU to measure on.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,6 +18,7 @@ use structures_loader::{
 use structures_plugin_api::describe::BindParams;
 use structures_plugin_api::DType;
 use structures_plugin_cuda::context::Context;
+use structures_plugin_cuda::presence;
 
 /// Inputs that rounds rotate through, so that none stays in a cache because it is the only one.
 const INPUTS: usize = 4;
@@ -184,6 +185,13 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let quick = args.iter().any(|a| a == "--quick");
+    match presence::gpus() {
+        Ok(_) => {}
+        Err(failure) => {
+            eprintln!("{failure}");
+            return ExitCode::from(3);
+        }
+    }
     match measured(Path::new(library), quick) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
@@ -438,7 +446,7 @@ fn noise(n: usize, seed: &mut u32) -> Vec<f32> {
 /// Bytes read and written a second by a copy from one place on the device to another.
 fn copied(bytes: u64, index: u32) -> Result<f64, structures_plugin_api::sdk::Failure> {
     use structures_plugin_api::sdk::Device;
-    let gpus = structures_plugin_cuda::presence::gpus()?;
+    let gpus = presence::gpus()?;
     let gpu = gpus.into_iter().find(|gpu| gpu.info().index == index);
     let none = || structures_plugin_api::sdk::Failure::refused("no_device", "no device");
     let context = Context::open(&gpu.ok_or_else(none)?)?;

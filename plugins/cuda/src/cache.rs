@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 use structures_plugin_api::sdk::Failure;
 
 use crate::compiler::{options, Compiler, Source};
+use crate::libraries::{given, Variable};
 
 const MAGIC: &[u8; 8] = b"STRCUBN1";
 
@@ -29,13 +30,10 @@ pub enum Origin {
 }
 
 impl Cache {
-    /// `STRUCTURES_CACHE_DIR`, else the user's cache directory.
-    pub fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let absolute = |name: &str| {
-            let path = PathBuf::from(variable(name)?);
-            path.is_absolute().then_some(path)
-        };
-        let dir = absolute("STRUCTURES_CACHE_DIR")
+    /// `STRUCTURES_CACHE_DIR` as it is, as the host takes it, else the user's cache directory.
+    pub fn of(variable: impl Variable) -> Self {
+        let absolute = |name: &str| given(&variable, name).filter(|path| path.is_absolute());
+        let dir = given(&variable, "STRUCTURES_CACHE_DIR")
             .or_else(|| Some(absolute("XDG_CACHE_HOME")?.join("structures")))
             .or_else(|| Some(absolute("HOME")?.join(".cache/structures")));
         Cache(dir.map(|dir| dir.join("kernels")))
@@ -151,9 +149,9 @@ mod tests {
     }
 
     #[test]
-    fn only_absolute_directories_are_taken() {
+    fn the_directory_is_the_hosts_or_an_absolute_one_of_the_user() {
         let at = |set: &'static str, value: &'static str| {
-            Cache::of(move |name| (name == set).then(|| value.to_string())).0
+            Cache::of(move |name| (name == set).then(|| value.into())).0
         };
         assert_eq!(at("STRUCTURES_CACHE_DIR", "/c"), Some("/c/kernels".into()));
         assert_eq!(
@@ -164,7 +162,11 @@ mod tests {
             at("HOME", "/h"),
             Some("/h/.cache/structures/kernels".into())
         );
-        assert_eq!(at("STRUCTURES_CACHE_DIR", "here"), None);
+        assert_eq!(
+            at("STRUCTURES_CACHE_DIR", "here"),
+            Some("here/kernels".into())
+        );
+        assert_eq!(at("XDG_CACHE_HOME", "here"), None);
         assert_eq!(at("PWD", "/w"), None);
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! Straight to CUBIN, because PTX for a virtual architecture is not a check: it accepts code that no machine runs.
 //! The library is opened here and not by the bindings, which know neither an explicit path nor an order of versions.
-//! It is found by `STRUCTURES_NVRTC` (a path; then nothing else is tried), in `CUDA_HOME` and `CUDA_PATH`, else by
-//! its usual names, those of the driver's own major version first: machine code of a newer toolkit does not load.
+//! It is found by `STRUCTURES_NVRTC` (a path; then nothing else is tried), below `CUDA_HOME` and `CUDA_PATH`, by its usual
+//! names, below the usual place of a toolkit; of two, that of the driver's own major version comes first. One that is too
+//! old is passed over.
 //! Nothing here needs a driver or a device.
 
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
@@ -12,10 +13,14 @@ use std::path::PathBuf;
 use libloading::Library;
 use structures_plugin_api::sdk::Failure;
 
+use crate::libraries::{self, given, majors, named, Variable};
+
 /// The variable that names the library.
 pub const NVRTC: &str = "STRUCTURES_NVRTC";
 /// The oldest version the sources compile with: it brought E4M3 to `mma.sync`.
 pub const NEEDED: (i32, i32) = (12, 4);
+
+const LIBRARY: &str = "libnvrtc.so";
 
 type Program = *mut c_void;
 
@@ -79,43 +84,41 @@ impl Compiler {
     ///
     /// # Errors
     /// `nvrtc_absent` with everything that was tried, `nvrtc_too_old` with versions.
-    pub fn find(
-        variable: impl Fn(&str) -> Option<String>,
-        driver_major: i32,
-    ) -> Result<Self, Failure> {
-        let mut tried = Vec::new();
-        for path in candidates(variable, driver_major) {
+    pub fn find(variable: impl Variable, driver_major: i32) -> Result<Self, Failure> {
+        let (mut tried, mut old) = (Vec::new(), false);
+        for path in candidates(&variable, driver_major) {
             match Self::open(&path) {
                 Ok(compiler) if compiler.version < NEEDED => {
-                    return Err(Failure::refused(
-                        "nvrtc_too_old",
-                        format!(
-                            "NVRTC {}.{} at {}; the sources need {}.{} or newer",
-                            compiler.version.0,
-                            compiler.version.1,
-                            compiler.path,
-                            NEEDED.0,
-                            NEEDED.1
-                        ),
-                    ))
+                    let (major, minor) = compiler.version;
+                    old = true;
+                    tried.push(format!("{} (NVRTC {major}.{minor})", compiler.path));
                 }
                 Ok(compiler) => return Ok(compiler),
                 Err(why) => tried.push(format!("{} ({why})", path.display())),
             }
         }
-        Err(Failure::refused(
-            "nvrtc_absent",
-            format!(
-                "no NVRTC, the compiler of the kernels; tried {}; install the CUDA toolkit's NVRTC library or name \
-                 it in {NVRTC}",
-                tried.join(", ")
+        let tried = tried.join(", ");
+        Err(match old {
+            true => Failure::refused(
+                "nvrtc_too_old",
+                format!(
+                    "the kernels need NVRTC {}.{} or newer; tried {tried}",
+                    NEEDED.0, NEEDED.1
+                ),
             ),
-        ))
+            false => Failure::refused(
+                "nvrtc_absent",
+                format!(
+                    "no NVRTC, the compiler of the kernels; tried {tried}; install the CUDA toolkit's NVRTC library or \
+                     name it in {NVRTC}"
+                ),
+            ),
+        })
     }
 
     fn open(path: &PathBuf) -> Result<Self, String> {
         // SAFETY: NVRTC's initialisers do nothing a process could not have; the operator or the system named it.
-        let library = unsafe { Library::new(path) }.map_err(|e| e.to_string())?;
+        let library = unsafe { Library::new(path) }.map_err(|e| libraries::why(&e))?;
         fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
             // SAFETY: the types below are those of NVRTC's documented interface.
             let found = unsafe { library.get::<T>(name.as_bytes()) };
@@ -264,26 +267,15 @@ pub fn options(arch: &str) -> [String; 3] {
     ]
 }
 
-fn candidates(variable: impl Fn(&str) -> Option<String>, driver_major: i32) -> Vec<PathBuf> {
-    let given = |name: &str| variable(name).filter(|value| !value.is_empty());
-    if let Some(path) = given(NVRTC) {
-        return vec![path.into()];
+fn candidates(variable: &impl Variable, driver_major: i32) -> Vec<PathBuf> {
+    if let Some(path) = given(variable, NVRTC) {
+        return vec![path];
     }
-    let mut all: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"]
-        .iter()
-        .filter_map(|name| given(name))
-        .map(|home| PathBuf::from(home).join("lib64/libnvrtc.so"))
-        .collect();
-    let mut majors = [13, 12];
-    if driver_major == 12 {
-        majors.reverse();
-    }
-    all.extend(
-        majors
-            .iter()
-            .map(|major| format!("libnvrtc.so.{major}").into()),
-    );
-    all.push("libnvrtc.so".into());
+    let majors = majors(driver_major);
+    let mut all = named(variable, LIBRARY, majors);
+    all.extend(majors.map(|major| format!("{LIBRARY}.{major}").into()));
+    all.push(LIBRARY.into());
+    all.extend(libraries::usual(LIBRARY, majors));
     all
 }
 
@@ -293,9 +285,9 @@ mod tests {
 
     #[test]
     fn an_explicit_path_is_the_only_one() {
-        let found = |name: &str| (name == NVRTC).then(|| "/nowhere/libnvrtc.so.13".to_string());
+        let found = |name: &str| (name == NVRTC).then(|| "/nowhere/libnvrtc.so.13".into());
         assert_eq!(
-            candidates(found, 13),
+            candidates(&found, 13),
             [PathBuf::from("/nowhere/libnvrtc.so.13")]
         );
         let failure = Compiler::find(found, 13).expect_err("absent");
@@ -309,17 +301,16 @@ mod tests {
     #[test]
     fn the_drivers_own_version_comes_first() {
         let names = |major| -> Vec<String> {
-            let home = |name: &str| (name == "CUDA_HOME").then(|| "/opt/cuda".to_string());
-            let all = candidates(home, major);
-            all.iter().map(|p| p.display().to_string()).collect()
+            let all = candidates(&|_: &str| None, major);
+            all[..3].iter().map(|p| p.display().to_string()).collect()
         };
-        let new = [
-            "/opt/cuda/lib64/libnvrtc.so",
-            "libnvrtc.so.13",
-            "libnvrtc.so.12",
-            "libnvrtc.so",
-        ];
-        assert_eq!(names(13), new);
-        assert_eq!(names(12)[1..3], ["libnvrtc.so.12", "libnvrtc.so.13"]);
+        assert_eq!(
+            names(13),
+            ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
+        );
+        assert_eq!(
+            names(12),
+            ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so"]
+        );
     }
 }

@@ -13,6 +13,7 @@ pub mod context;
 mod format;
 mod forms;
 pub mod kernels;
+mod libraries;
 mod lt;
 mod operations;
 pub mod presence;
@@ -92,14 +93,14 @@ impl Backend for Cuda {
         let ready = self.context(device).and_then(|context| {
             context.synchronize(0)?;
             self.module(&context, leaf.structure)?;
-            Ok(kernels::Abilities::of(&kernels::target(
-                context.gpu().capability,
-            )))
+            let gpu = context.gpu();
+            let abilities = kernels::Abilities::of(&kernels::target(gpu.capability));
+            Ok((abilities, gpu.driver))
         });
         let there = |entry: &&str| match (*entry, &ready) {
             (_, Err(_)) => false,
-            ("cublaslt" | "cublaslt_fast", _) => Lt::look(variable).is_ok(),
-            ("wgmma", Ok(abilities)) => abilities.warpgroups,
+            ("cublaslt" | "cublaslt_fast", Ok((_, driver))) => Lt::look(variable, *driver).is_ok(),
+            ("wgmma", Ok((abilities, _))) => abilities.warpgroups,
             _ => true,
         };
         let (present, absent): (Vec<&str>, Vec<&str>) =
@@ -157,10 +158,10 @@ fn format_of(form: &str) -> Option<&'static [&'static str]> {
 }
 
 /// The environment, except where the process runs with another user's rights.
-fn variable(name: &str) -> Option<String> {
+fn variable(name: &str) -> Option<std::ffi::OsString> {
     // SAFETY: takes a number, answers a number.
     let secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
-    (!secure).then(|| std::env::var(name).ok()).flatten()
+    (!secure).then(|| std::env::var_os(name)).flatten()
 }
 
 impl Cuda {

@@ -1,7 +1,8 @@
 //! cublasLt, where it loads: products of bf16 and of E4M3 rows, sums in bf16 or f32.
 //!
-//! The library is opened when a form is bound: the one `STRUCTURES_CUBLASLT` names (a path; then nothing else is tried),
-//! one under `CUDA_HOME` or `CUDA_PATH`, else by its usual names. A plan has algorithms chosen at bind, for steps of rows;
+//! The library is opened when a form is bound: the one `STRUCTURES_CUBLASLT` names (a path; then nothing else is tried, but
+//! an unversioned `libcublasLt.so` of the system comes before it), one below `CUDA_HOME` or `CUDA_PATH`, by its usual names,
+//! or below the usual place of a toolkit. A plan has algorithms chosen at bind, for steps of rows;
 //! where the library declines one of them for the rows of a call it is asked once for just these. Sums are scaled, go to
 //! scratch, and the structure's own epilogue follows as a kernel. Absent, too old or refusing, it is a rung that fell
 //! through.
@@ -23,12 +24,14 @@ use structures_plugin_api::sdk::Failure;
 use structures_plugin_api::DType;
 
 use crate::context::{Buffer, Context};
+use crate::libraries::{self, given, majors, named, Variable};
 use crate::presence::caught;
 
 /// What NVIDIA recommends for Hopper.
 const WORKSPACE: u64 = 32 << 20;
 /// `CUBLAS_OP_T`, which the bindings of this library alone do not name.
 const TRANSPOSED: i32 = 1;
+const LIBRARY: &str = "libcublasLt.so";
 /// The variable that names the library.
 pub const CUBLASLT: &str = "STRUCTURES_CUBLASLT";
 /// Addresses of operands and sums are multiples of it.
@@ -58,24 +61,21 @@ impl std::fmt::Debug for Lt {
 }
 
 impl Lt {
-    /// Whether it can be had.
+    /// Whether it can be had; `driver` is the CUDA version of the driver. Asked once a process.
     ///
     /// # Errors
     /// `cublaslt_absent`, with what was tried.
-    pub fn look(variable: impl Fn(&str) -> Option<String>) -> Result<(), Failure> {
+    pub fn look(variable: impl Variable, driver: i32) -> Result<(), Failure> {
         static FOUND: OnceLock<Result<(), Failure>> = OnceLock::new();
-        FOUND.get_or_init(|| found(variable)).clone()
+        FOUND.get_or_init(|| found(variable, driver / 1000)).clone()
     }
 
     /// Opens it on a context.
     ///
     /// # Errors
     /// As [`Lt::look`]; `cublaslt_failed`; of memory.
-    pub fn open(
-        context: &Arc<Context>,
-        variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Arc<Self>, Failure> {
-        Self::look(variable)?;
+    pub fn open(context: &Arc<Context>, variable: impl Variable) -> Result<Arc<Self>, Failure> {
+        Self::look(variable, context.gpu().driver)?;
         let workspace = context.buffer(WORKSPACE)?;
         let handle = context.with_stream(0, |_| result::create_handle().map_err(said))?;
         Ok(Arc::new(Lt {
@@ -96,41 +96,42 @@ impl Drop for Lt {
 }
 
 /// Looks for it, and keeps open what was found by path: the bindings then find it by name.
-fn found(variable: impl Fn(&str) -> Option<String>) -> Result<(), Failure> {
-    let given = |name: &str| variable(name).filter(|value| !value.is_empty());
-    // SAFETY: the library's initialisers do nothing a process could not have; the operator named it or where it lies.
-    let open = |path: &PathBuf| unsafe { Library::new(path) };
-    if let Some(path) = given(CUBLASLT) {
-        return match open(&path.clone().into()) {
-            Ok(library) => {
-                std::mem::forget(library);
-                Ok(())
-            }
-            Err(e) => {
-                let text = format!("{CUBLASLT} names {path}, which cannot be opened: {e}");
-                Err(Failure::refused("cublaslt_absent", text))
-            }
-        };
+fn found(variable: impl Variable, driver_major: i32) -> Result<(), Failure> {
+    let open = |path: &PathBuf| {
+        // SAFETY: the library's initialisers do nothing a process could not have; the operator named it or where it lies.
+        let library = unsafe { Library::new(path) };
+        library.map(std::mem::forget)
+    };
+    if let Some(path) = given(&variable, CUBLASLT) {
+        return open(&path).map_err(|e| {
+            let text = format!(
+                "{CUBLASLT} names {}: {}",
+                path.display(),
+                libraries::why(&e)
+            );
+            Failure::refused("cublaslt_absent", text)
+        });
     }
-    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(given);
-    let paths = homes.flat_map(|home| {
-        ["13", "12"].map(|major| PathBuf::from(&home).join(format!("lib64/libcublasLt.so.{major}")))
-    });
-    if let Some(library) = paths.filter(|p| p.is_file()).find_map(|p| open(&p).ok()) {
-        std::mem::forget(library);
+    let majors = majors(driver_major);
+    if named(&variable, LIBRARY, majors)
+        .iter()
+        .any(|path| open(path).is_ok())
+    {
         return Ok(());
     }
     // SAFETY: opens libraries of the system's search path by the library's names and closes them.
-    match caught(|| Ok(unsafe { sys::is_culib_present() })) {
-        Ok(true) => Ok(()),
-        _ => {
-            let text = format!(
-                "libcublasLt.so is neither in CUDA_HOME nor among the system's libraries; install the CUDA \
-                 toolkit's cuBLAS or name it in {CUBLASLT}"
-            );
-            Err(Failure::refused("cublaslt_absent", text))
-        }
+    if caught(|| Ok(unsafe { sys::is_culib_present() })).unwrap_or(false)
+        || libraries::usual(LIBRARY, majors)
+            .iter()
+            .any(|path| open(path).is_ok())
+    {
+        return Ok(());
     }
+    let text = format!(
+        "{LIBRARY} is neither below CUDA_HOME nor among the system's libraries; install the CUDA toolkit's cuBLAS or name \
+         it in {CUBLASLT}"
+    );
+    Err(Failure::refused("cublaslt_absent", text))
 }
 
 /// `sums[m, n] = scale * x[m, k] * w[n, k]^T` with its algorithms.

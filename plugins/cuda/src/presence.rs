@@ -4,14 +4,17 @@
 //! Nothing here makes a context. Everything runs inside [`caught`], because the bindings panic where a library or a
 //! symbol is missing.
 
-use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::OnceLock;
+use std::cell::Cell;
+use std::panic::{catch_unwind, set_hook, take_hook, AssertUnwindSafe};
+use std::sync::{Once, OnceLock};
 
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUevent, CUresult};
 use libloading::Library;
 use structures_plugin_api::describe::DeviceInfo;
 use structures_plugin_api::sdk::Failure;
+
+use crate::libraries;
 
 /// The CUDA version a driver must serve, as `1000 * major + 10 * minor`: that of the oldest compiler of the kernels. A
 /// device that a driver is too old for it does not show.
@@ -46,9 +49,23 @@ impl Gpu {
     }
 }
 
-/// Runs calls into the driver's bindings; a missing symbol is `driver_too_old`.
+/// Runs calls into the driver's bindings; a missing symbol is `driver_too_old`. What they panic with is told in the failure,
+/// not on the standard error.
 pub fn caught<R>(f: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
+    thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let otherwise = take_hook();
+        set_hook(Box::new(move |panic| {
+            if !INSIDE.get() {
+                otherwise(panic);
+            }
+        }));
+    });
+    let outer = INSIDE.replace(true);
+    let done = catch_unwind(AssertUnwindSafe(f));
+    INSIDE.set(outer);
+    done.unwrap_or_else(|payload| {
         let text = payload
             .downcast_ref::<String>()
             .map(String::as_str)
@@ -69,10 +86,13 @@ pub fn gpus() -> Result<Vec<Gpu>, Failure> {
     caught(|| {
         // SAFETY: opens libraries of the system's search path by the driver's names and closes them.
         if !unsafe { sys::is_culib_present() } {
+            let text = match broken() {
+                None => "libcuda.so is not among the system's libraries".into(),
+                Some(why) => format!("libcuda.so cannot be opened ({why})"),
+            };
             return Err(Failure::refused(
                 "driver_absent",
-                "no NVIDIA driver: libcuda.so is not among the system's libraries; install one that serves \
-                 CUDA 12.4 or newer",
+                format!("no NVIDIA driver: {text}; install one that serves CUDA 12.4 or newer"),
             ));
         }
         let mut driver = 0;
@@ -97,6 +117,17 @@ pub fn gpus() -> Result<Vec<Gpu>, Failure> {
             return Err(none());
         }
         (0..count).map(|ordinal| gpu(ordinal, driver)).collect()
+    })
+}
+
+/// What is wrong with a driver's library that is there.
+fn broken() -> Option<String> {
+    ["libcuda.so.1", "libcuda.so"].iter().find_map(|name| {
+        // SAFETY: the driver's library, which its own bindings have just failed to open.
+        let why = libraries::why(&unsafe { Library::new(*name) }.err()?);
+        let absent =
+            why.starts_with(&format!("{name}: cannot open")) && why.contains("No such file");
+        (!absent).then_some(why)
     })
 }
 
@@ -190,10 +221,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_the_bindings_is_an_answer() {
-        let quiet = std::panic::take_hook();
-        std::panic::set_hook(Box::new(|_| {}));
         let failure = caught::<()>(|| panic!("Missing symbol cuFuture")).expect_err("caught");
-        std::panic::set_hook(quiet);
         assert_eq!(failure.code, "driver_too_old");
         assert!(failure.message.contains("cuFuture"), "{failure}");
     }

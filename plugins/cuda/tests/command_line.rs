@@ -134,6 +134,17 @@ fn without_a_driver_everything_says_so_and_nothing_breaks() {
         units.iter().any(|u| u["plugin"] == "x86"),
         "the CPU's form is judged: {units:?}"
     );
+
+    // Nobody else is there: the choice of a scheme says why this backend was not.
+    let alone = plugins(&["cuda"]);
+    let (_, receipt, _) = run(structures(alone.path())
+        .args(["attach", "demo"])
+        .args(quick));
+    let why = receipt["scheme"].to_string();
+    assert!(
+        why.contains("cuda: driver_absent: no NVIDIA driver"),
+        "{why}"
+    );
 }
 
 #[test]
@@ -218,4 +229,101 @@ fn the_older_compiler_is_taken_where_the_newer_is_not_there_and_refused_where_it
     for part in ["12.3", "12.4", "libnvrtc.so.12"] {
         assert!(reason.contains(part), "{reason}");
     }
+}
+
+#[test]
+fn every_form_conforms_on_the_fake_driver() {
+    let Some(fakes) = common::Fakes::built() else {
+        return;
+    };
+    if driver_is_there() {
+        return;
+    }
+    let dir = plugins(&["cuda"]);
+    let mut command = structures(dir.path());
+    command
+        .env("LD_LIBRARY_PATH", fakes.search_path())
+        .env("STRUCTURES_NVRTC", fakes.nvrtc());
+    let library = dir.path().join("libstructures_plugin_cuda.so");
+    let (code, document, log) = run(command.arg("conform").arg(library).args(["--cases", "12"]));
+    let failed: Vec<&Json> = list(&document, "checks")
+        .into_iter()
+        .filter(|check| check["outcome"] == "fail")
+        .collect();
+    assert!(code == 0 && failed.is_empty(), "{failed:?}\n{log}");
+}
+
+#[test]
+fn a_driver_that_lacks_something_or_is_broken_says_so_in_a_code() {
+    if driver_is_there() {
+        return;
+    }
+    let dir = plugins(&["cuda"]);
+    let broken = tempfile::tempdir().unwrap();
+    let libcuda = broken.path().join("libcuda.so");
+    let probe = || {
+        let mut command = structures(dir.path());
+        command.env("LD_LIBRARY_PATH", broken.path());
+        let arguments = ["probe", "--structure", "norm_fused", "--dims", "D=32"];
+        // `run` holds that nothing panics on the standard error.
+        let (code, document, _) = run(command.args(arguments));
+        let row = list(&document, "probes")[0].clone();
+        (code, row["code"].clone(), row["reason"].to_string())
+    };
+    std::fs::write(&libcuda, "").unwrap();
+    let (code, found, reason) = probe();
+    assert_eq!((code, &found), (3, &"driver_absent".into()), "{reason}");
+    assert!(reason.contains("file too short"), "{reason}");
+    let source = broken.path().join("nothing.c");
+    std::fs::write(&source, "int nothing(void) { return 1; }").unwrap();
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&libcuda, &source])
+        .status();
+    if compiled.is_ok_and(|status| status.success()) {
+        let (code, found, reason) = probe();
+        assert_eq!((code, &found), (3, &"driver_too_old".into()), "{reason}");
+        assert!(reason.contains("cuDriverGetVersion"), "{reason}");
+    }
+}
+
+#[test]
+fn the_check_of_a_device_ends_with_a_table_where_there_is_none() {
+    if driver_is_there() {
+        return;
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let release = release();
+    let target = release.parent().unwrap();
+    let out = tempfile::tempdir().unwrap();
+    // What somebody else keeps there stays.
+    let kept = out.path().join("plugins/kept");
+    std::fs::create_dir(kept.parent().unwrap()).unwrap();
+    std::fs::write(&kept, "").unwrap();
+    let done = Command::new(root.join("scripts/device-check"))
+        .arg(out.path())
+        .env("CARGO_TARGET_DIR", target)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(
+        done.status.success(),
+        "{said}\n{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    let table = std::fs::read_to_string(out.path().join("table.txt")).unwrap();
+    for line in [
+        &["probe-1x256.json", "refused"][..],
+        &["3 refused", "3 driver_absent"],
+        &["speeds.txt", "refused"],
+        &["no NVIDIA driver"],
+        &["conform.json", "skipped"],
+        &["attach-bf16_dense.json"],
+    ] {
+        let there = |row: &str| line.iter().all(|part| row.contains(part));
+        assert!(table.lines().any(there), "{line:?} in\n{table}");
+    }
+    assert!(kept.is_file());
+    assert!(out.path().with_extension("tgz").is_file() || table.contains(".tgz"));
+    let _ = std::fs::remove_file(format!("{}.tgz", out.path().display()));
 }

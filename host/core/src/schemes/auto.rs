@@ -28,6 +28,8 @@ pub struct Capability {
     pub format: String,
     /// Whether a probe here succeeded.
     pub probed: bool,
+    /// Code and reason of the last probe, where none did.
+    pub refused: Option<String>,
     /// Whether the device executes it natively ([`native`]).
     pub native: bool,
 }
@@ -43,7 +45,7 @@ pub struct Auto {
 
 /// Chooses a profile.
 pub fn auto(capabilities: &[Capability]) -> Auto {
-    let mut missed = Vec::new();
+    let (mut missed, mut refused) = (Vec::new(), Vec::new());
     for (profile, format, means) in TABLE {
         let able = capabilities
             .iter()
@@ -58,10 +60,21 @@ pub fn auto(capabilities: &[Capability]) -> Auto {
             }
             None => missed.push(format!("{format} with {means}")),
         }
+        for c in capabilities
+            .iter()
+            .filter(|c| c.format == format && !c.probed && !c.reference)
+        {
+            let why = c
+                .refused
+                .as_ref()
+                .map(|why| format!("; {}: {why}", c.plugin));
+            refused.extend(why.filter(|why| !refused.contains(why)));
+        }
     }
+    let missed = missed.join(" or ");
     Auto {
         profile: OTHERWISE.to_string(),
-        why: format!("no loaded plugin executes {}", missed.join(" or ")),
+        why: format!("no loaded plugin executes {missed}{}", refused.concat()),
     }
 }
 
@@ -115,6 +128,7 @@ mod tests {
             reference: false,
             format: format.into(),
             probed: true,
+            refused: None,
             native: true,
         }
     }
@@ -145,8 +159,21 @@ mod tests {
     fn failed_probes_yardsticks_and_emulation_do_not_count() {
         let failed = Capability {
             probed: false,
+            refused: Some("driver_absent: no driver".into()),
             ..can("fp8_static")
         };
+        let twice = [
+            failed.clone(),
+            Capability {
+                format: "w8a16_static".into(),
+                ..failed.clone()
+            },
+        ];
+        let why = auto(&twice).why;
+        assert!(
+            why.ends_with("products; vendor: driver_absent: no driver"),
+            "{why}"
+        );
         let yardstick = Capability {
             reference: true,
             ..can("fp8_static")

@@ -205,6 +205,7 @@ mod tests {
             reference: false,
             format: "w8a16_static".into(),
             probed: true,
+            refused: None,
             native: true,
         };
         let auto = registry.select("auto", &[able]).unwrap();

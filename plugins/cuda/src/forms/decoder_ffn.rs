@@ -96,12 +96,8 @@ struct Ffn {
 fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
     let request = site.request;
     let format = site.format(&FORMATS)?;
-    let gate = request.required_weight("w_gate")?;
-    let [d, f] = *gate.dims() else {
-        let text = format!("w_gate has dims {:?}, expected [D, F]", gate.dims());
-        return Err(Failure::refused("dims_inconsistent", text));
-    };
-    let (d, f) = (d as usize, f as usize);
+    let (d, f) = (request.dim("D")?, request.dim("F")?);
+    let gate = request.weight_of_dims("w_gate", &[d, f])?;
     let pair = [gate, request.weight_of_dims("w_up", &[d, f])?];
     let down = [request.weight_of_dims("w_down", &[f, d])?];
     let activation = match request.axis("activation")? {

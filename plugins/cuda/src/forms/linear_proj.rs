@@ -61,7 +61,8 @@ struct LinearProj {
 fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
     let request = site.request;
     let format = site.format(&FORMATS)?;
-    let weight = request.required_weight("w")?;
+    let dims = [request.dim("K")?, request.dim("N")?];
+    let weight = request.weight_of_dims("w", &dims)?;
     // Without the axis a bias is added where there is one.
     let without = request.params.variant.get("bias").map(String::as_str) == Some("none");
     let biased = request.weight("b").is_some() && !without;

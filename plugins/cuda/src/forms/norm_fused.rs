@@ -25,6 +25,8 @@ fn declare() -> Vec<FormDecl> {
     decl.wires = vec![format!("emits:y:{WIRE_FP8_E4M3}")];
     decl.archs = kernels::GENERIC.iter().map(|a| (*a).to_string()).collect();
     decl.priority = 20;
+    // A call is one launch.
+    decl.capture = true;
     vec![decl]
 }
 

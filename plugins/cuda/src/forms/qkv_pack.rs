@@ -78,6 +78,7 @@ fn bind(site: &Site<'_>) -> Result<Box<dyn Body>, Failure> {
             return Err(Failure::refused("dims_inconsistent", text));
         }
         let n = weight.cols();
+        request.weight_of_dims(&format!("w_{i}"), &[request.dim("K")?, n])?;
         let slot = format!("b_{i}");
         match request.weight(&slot) {
             Some(_) => {
