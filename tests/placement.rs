@@ -228,17 +228,20 @@ fn attached(host: &Host, model: &Loaded, mode: OnGuardFail) -> Attachment {
 }
 
 /// Kinds the simulated device declares.
-const DECLARED: [&str; 10] = [
+const DECLARED: [&str; 13] = [
     "add",
     "mul",
+    "linear",
     "act",
     "rms_norm",
     "embedding",
     "rope_table",
     "rope",
     "transpose",
+    "contiguous",
     "attention",
     "kv_append",
+    "argmax",
 ];
 
 fn station(host: &Host) -> Arc<Station> {
