@@ -228,6 +228,9 @@ inline unsigned __float_as_uint(float v) {
 inline float __shfl_xor_sync(unsigned, float v, int step) {
   return shim::of<float>(shim::exchange(v)[shim::self->lane ^ step]);
 }
+inline unsigned __shfl_xor_sync(unsigned, unsigned v, int step) {
+  return shim::of<unsigned>(shim::exchange(v)[shim::self->lane ^ step]);
+}
 
 // ---- instructions ---------------------------------------------------------------------------------
 
