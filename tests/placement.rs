@@ -5,14 +5,16 @@
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use candle_core::{Device, Tensor};
 use structures::attach::{attach, auto_swaps, Attachment, Options, Swaps};
 use structures::choose::Pin;
 use structures::decode::DecodeLoop;
 use structures::error::Error;
+use structures::gates::{Floors, OutputKind, Schedule};
 use structures::host::{Host, Loaded};
+use structures::judge::Judge;
 use structures::operations::{Operation, Sizes, Workshop};
 use structures::progress::Silent;
 use structures::receipt::Receipt;
@@ -24,7 +26,10 @@ use structures::station::Station;
 use structures::workload::{Runner, Workload};
 use structures_graph::captured::PlaceNote;
 use structures_graph::session::{Plan, State};
-use structures_graph::{Alone, Capture, OpKind, ValueId};
+use structures_graph::{
+    Alone, Away, Capture, Frozen, GraphError, Held, Install, OpKind, Place, SpanOutcome,
+    SpanRunner, Unserved, ValueId,
+};
 use structures_models::generate;
 use structures_tests::in_process::{
     any_speed, host, isolate, logits, made_samples, model, try_logits,
@@ -873,6 +878,103 @@ fn the_next_token_is_chosen_on_the_device_and_scores_come_home_for_who_draws() {
         assert_eq!(tokens, others, "{fault}");
         assert_eq!((home, scores), ((10, 10 * 4 * 264), (10, 10 * 4 * 264)));
     }
+}
+
+/// Says of every step what it said of the first.
+struct Stale(Arc<Seat>, OnceLock<Vec<Held>>);
+
+impl SpanRunner for Stale {
+    fn run(&self, inputs: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
+        self.0.run(inputs)
+    }
+
+    fn place(&self) -> Option<&Place> {
+        self.0.place()
+    }
+
+    fn stays(&self, inputs: &[Option<&[usize]>]) -> Result<bool, GraphError> {
+        self.0.stays(inputs)
+    }
+
+    fn replay_at(
+        &self,
+        inputs: &[Option<Held>],
+        region: Option<&Arc<dyn Away>>,
+    ) -> Result<Vec<Held>, Unserved> {
+        if self.1.get().is_none() {
+            let made = self.0.replay_at(inputs, region)?;
+            return Ok(self.1.get_or_init(|| made).clone());
+        }
+        Ok(self.1.get().cloned().unwrap())
+    }
+
+    fn replayed(&self, planned: Frozen) {
+        self.0.replayed(planned);
+    }
+}
+
+#[test]
+fn a_choice_that_does_not_follow_its_scores_is_refused_while_it_is_judged() {
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let host = host(dir.path());
+    let model = model();
+    let (session, plugin) = (model.session(), host.registry.plugin("portable").unwrap());
+    let sizes = Sizes {
+        tokens: 1,
+        positions: 8,
+    };
+    let mode = OnGuardFail::Fallback;
+    let mut shop = Workshop::new(session, plugin, station(&host), sizes, 64, mode);
+    let scores = session.graph().outputs[0].1;
+    let head = shop.bind(session.graph().producer(scores).unwrap().0);
+    let (head, choice) = (head.unwrap(), shop.bind_choice(scores).unwrap());
+    let samples: Vec<Vec<u32>> = samples().all().map(<[u32]>::to_vec).collect();
+    let runner = || Runner::new(session, 24);
+    let plan = session.host_plan();
+    let rows = |sample: &Vec<u32>| {
+        let one = std::slice::from_ref(sample);
+        let scored = runner().score(&plan, one, Workload::Decode, false, None, || {});
+        scored.unwrap()
+    };
+    let judge = Judge {
+        runner: runner(),
+        host: session.host_plan(),
+        base: Vec::new(),
+        samples: &samples,
+        reference: samples.iter().map(rows).collect(),
+        workload: Workload::Decode,
+        all_positions: false,
+        kind: OutputKind::Distribution,
+        floors: Floors::default(),
+        min_speedup: 0.0,
+        schedule: Schedule::new(1, 1).unwrap(),
+        judged_on: "held-out samples".into(),
+        captured: true,
+        progress: &Silent,
+    };
+    let seats = [head.seat.clone(), choice.seat.clone()];
+    let judged = |runner: Arc<dyn SpanRunner>| {
+        let choice = Install {
+            runner,
+            ..choice.install.clone()
+        };
+        let unit = judge.judge(vec![head.install.clone(), choice], &seats, &[]);
+        unit.unwrap()
+    };
+    let unit = judged(choice.seat.clone());
+    assert_eq!(unit.outcome, "activated", "{:?}", unit.reason);
+    let step = unit.device_step.unwrap();
+    assert!(
+        step.choice && step.form == "recorded" && step.calls == 2,
+        "{step:?}"
+    );
+    assert_eq!(unit.copies[0].bytes_out, 8);
+    let unit = judged(Arc::new(Stale(choice.seat.clone(), OnceLock::new())));
+    assert_eq!(unit.code.as_deref(), Some("fell_back"), "{:?}", unit.reason);
+    let reason = unit.reason.unwrap();
+    let named = ["operation:argmax", "it chose", "the first of the largest"];
+    assert!(named.iter().all(|part| reason.contains(part)), "{reason}");
 }
 
 #[test]

@@ -790,6 +790,56 @@ mod tests {
     }
 
     #[test]
+    fn the_trial_of_a_choice_tells_apart_who_chooses_otherwise() {
+        let largest = |row: &[f32], better: &dyn Fn(f32, f32) -> bool, finite: bool| {
+            let mut best = None;
+            for (at, v) in row.iter().enumerate() {
+                if best.is_none_or(|best: usize| better(*v, row[best])) {
+                    best = Some(at);
+                }
+            }
+            best.filter(|_| !finite || row.iter().any(|v| v.is_finite()))
+        };
+        let numbers = |row: &[f32], better: &dyn Fn(f32, f32) -> bool, finite: bool| {
+            let without: Vec<f32> = row
+                .iter()
+                .map(|v| if v.is_nan() { f32::NEG_INFINITY } else { *v })
+                .collect();
+            largest(&without, better, finite)
+        };
+        let more = |a: f32, b: f32| a > b;
+        let wrong: [&dyn Fn(&[f32]) -> Option<usize>; 7] = [
+            // The last of equals; a negative zero below the other; what is no number, in front of all or for good.
+            &|row| numbers(row, &|a, b| a >= b, true),
+            &|row| numbers(row, &|a, b| a.total_cmp(&b).is_gt(), true),
+            &|row| largest(row, &|a, b| a.total_cmp(&b).is_gt(), true),
+            &|row| largest(row, &more, true),
+            // Whatever is finite or not.
+            &|row| numbers(row, &more, false),
+            // Not the last score, and not the infinite ones.
+            &|row| numbers(&row[..row.len() - 1], &more, true),
+            &|row| {
+                let row: Vec<f32> = row
+                    .iter()
+                    .map(|v| if *v > 1e38 { 0.0 } else { *v })
+                    .collect();
+                numbers(&row, &more, true)
+            },
+        ];
+        for width in [3, 4, 31, 264] {
+            let rows = rows_of_scores(width).unwrap();
+            for row in &rows {
+                assert_eq!(numbers(row, &more, true), first_largest(row), "{row:?}");
+            }
+            for (i, choose) in wrong.iter().enumerate() {
+                let same = rows.iter().all(|row| choose(row) == first_largest(row));
+                assert!(!same, "{i} of {width}");
+            }
+        }
+        assert!(rows_of_scores(1).unwrap().iter().all(|row| row.len() == 1));
+    }
+
+    #[test]
     fn a_distance_sees_what_differs_and_what_is_no_number() {
         let t = |v: &[f32]| Tensor::new(v, &Device::Cpu).unwrap();
         assert_eq!(distance(&t(&[1.0, 2.0]), &t(&[1.0, 2.0])).unwrap(), 0.0);
