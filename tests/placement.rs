@@ -5,14 +5,16 @@
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use candle_core::{Device, Tensor};
 use structures::attach::{attach, auto_swaps, Attachment, Options, Swaps};
 use structures::choose::Pin;
 use structures::decode::DecodeLoop;
 use structures::error::Error;
+use structures::gates::{Floors, OutputKind, Schedule};
 use structures::host::{Host, Loaded};
+use structures::judge::Judge;
 use structures::operations::{Operation, Sizes, Workshop};
 use structures::progress::Silent;
 use structures::receipt::Receipt;
@@ -24,7 +26,10 @@ use structures::station::Station;
 use structures::workload::{Runner, Workload};
 use structures_graph::captured::PlaceNote;
 use structures_graph::session::{Plan, State};
-use structures_graph::{Alone, Capture, OpKind, ValueId};
+use structures_graph::{
+    Alone, Away, Capture, Frozen, GraphError, Held, Install, OpKind, Place, SpanOutcome,
+    SpanRunner, Unserved, ValueId,
+};
 use structures_models::generate;
 use structures_tests::in_process::{
     any_speed, host, isolate, logits, made_samples, model, try_logits,
@@ -228,17 +233,20 @@ fn attached(host: &Host, model: &Loaded, mode: OnGuardFail) -> Attachment {
 }
 
 /// Kinds the simulated device declares.
-const DECLARED: [&str; 10] = [
+const DECLARED: [&str; 13] = [
     "add",
     "mul",
+    "linear",
     "act",
     "rms_norm",
     "embedding",
     "rope_table",
     "rope",
     "transpose",
+    "contiguous",
     "attention",
     "kv_append",
+    "argmax",
 ];
 
 fn station(host: &Host) -> Arc<Station> {
@@ -390,11 +398,11 @@ fn operations_with_one_answer_give_the_hosts_bits_and_copy_at_their_edges() {
             assert_eq!((counts.form_calls, counts.fallbacks), (1, 0), "{kind}");
         }
     }
-    // Nobody declared a product for the device.
+    // Nobody declared a reshape for the device, which needs none.
     let graph = model.session().graph();
-    let mut products = graph
+    let mut reshapes = graph
         .op_ids()
-        .filter(|op| graph.op(*op).kind == OpKind::Linear);
+        .filter(|op| graph.op(*op).kind == OpKind::Reshape);
     let sizes = Sizes {
         tokens: 4,
         positions: 4,
@@ -402,9 +410,11 @@ fn operations_with_one_answer_give_the_hosts_bits_and_copy_at_their_edges() {
     let plugin = host.registry.plugin("portable").unwrap();
     let mode = OnGuardFail::Fallback;
     let mut shop = Workshop::new(model.session(), plugin, station(&host), sizes, 64, mode);
-    let refused = shop.bind(products.next().unwrap()).err().unwrap();
+    let refused = shop.bind(reshapes.next().unwrap()).err().unwrap();
     assert_eq!(refused.0, "form_unknown");
-    assert_eq!(shop.kinds().len(), DECLARED.len());
+    // All of them are the graph's but the choice.
+    assert!(shop.chooses());
+    assert_eq!(shop.kinds().len(), DECLARED.len() - 1);
 }
 
 /// What appends to the regions and reads them, on the device, and nothing else.
@@ -602,7 +612,7 @@ fn a_loop_whose_device_is_lost_in_the_prompt_goes_on_with_the_host() {
 }
 
 #[test]
-fn one_region_there_and_its_sibling_at_home_are_read_alike() {
+fn a_region_whose_sibling_is_at_home_is_at_home() {
     simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
     let dir = plugins(&["portable"]);
     let host = host(dir.path());
@@ -619,10 +629,15 @@ fn one_region_there_and_its_sibling_at_home_are_read_alike() {
         i.inputs.len() > 1 || appends % 2 == 0
     });
     let half = model.session().plan(half.cloned().collect()).unwrap();
-    assert!(half.housed().count() * 2 == model.session().graph().states.len());
+    // It would come home for every call of the attention.
+    assert_eq!((plan.housed().count(), half.housed().count()), (4, 0));
     let mut state = new();
+    let before = station(&host).device().copies();
     assert!(decoded(&model, &half, &mut state, 5) == want);
-    assert!(state.home(0).is_some() != state.home(1).is_some());
+    let made = station(&host).device().copies().since(&before);
+    // A run: q, k and v of each of two layers, and the results.
+    assert_eq!((made.copies_in, made.copies_out), (6 * 6, 6 * 2));
+    assert!((0..4).all(|region| state.home(region).is_none()));
     for operation in &operations {
         let counts = operation.seat.ledger.counts();
         assert_eq!((counts.fallbacks, counts.detached), (0, false));
@@ -727,13 +742,24 @@ fn a_step_that_stays_on_the_device_is_recorded_launched_and_judged_so() {
         .collect();
     assert_eq!(counts.len(), 1, "{counts:?}");
     // What a step is told: token, position, and the valid length where that is another, which it is not when one step is
-    // timed again and again; what it says: one value, from which the host makes scores.
+    // timed again and again; what it says: which token is next.
     assert_eq!(union.copies.len(), 1);
     assert_eq!(
         (union.copies[0].copies_in, union.copies[0].copies_out),
         (2, 1)
     );
-    assert_eq!(step.crossing, (2, 1));
+    assert_eq!(
+        (union.copies[0].bytes_in, union.copies[0].bytes_out),
+        (16, 8)
+    );
+    assert!(step.choice && step.crossing == (2, 1), "{step:?}");
+    let chosen: Vec<_> = receipt
+        .device_operations
+        .iter()
+        .filter(|row| row.kind == "argmax")
+        .map(|row| (row.count, row.values.join(",")))
+        .collect();
+    assert_eq!(chosen, [(1, "lm_head.out".to_string())]);
     // Units alone have the host in between, and say so.
     let alone: BTreeSet<Option<&str>> = receipt
         .units
@@ -776,10 +802,11 @@ fn a_step_that_stays_on_the_device_is_recorded_launched_and_judged_so() {
         assert_eq!(made.tokens, eager);
         for (seat, before) in attached.seats.iter().zip(before) {
             let counts = seat.ledger.counts();
-            // The prompt's pass, and a launch a step.
+            // The prompt's pass, in which nobody chooses there, and a launch a step.
+            let prompt = u64::from(!seat.key.starts_with("operation:argmax"));
             assert_eq!(
                 counts.form_calls - before,
-                1 + made.steps as u64,
+                prompt + made.steps as u64,
                 "{}",
                 seat.key
             );
@@ -794,6 +821,194 @@ fn a_step_that_stays_on_the_device_is_recorded_launched_and_judged_so() {
     let (again, _) = replay(&host, &model, receipt, &[5, 9, 2, 7], OnGuardFail::Raise).unwrap();
     let (_, captured_again, _, _) = both_forms(&model, &again, &station, 6);
     assert!(captured_again == captured);
+}
+
+/// Tokens of a loop, and values and bytes that came home in it.
+fn looped_home(
+    model: &Loaded,
+    plan: &Plan,
+    station: &Station,
+    choose: Choose,
+) -> (Vec<u32>, (u64, u64)) {
+    let mut looped = DecodeLoop::new(model, plan.clone(), 32).unwrap();
+    let go = &mut |_: u32| ControlFlow::<()>::Continue(());
+    // The prompt alone, which is no step.
+    let mut home = |n: usize| {
+        let before = station.device().copies();
+        let made = looped.generate_past_ends(&[5], n, choose, go).unwrap();
+        let copies = station.device().copies().since(&before);
+        (made.tokens, (copies.copies_out, copies.bytes_out))
+    };
+    let (_, prompt) = home(1);
+    let (tokens, all) = home(11);
+    (tokens, (all.0 - prompt.0, all.1 - prompt.1))
+}
+
+#[test]
+fn the_next_token_is_chosen_on_the_device_and_scores_come_home_for_who_draws() {
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let model = model();
+    let draws = Choose::Sample {
+        temperature: 0.8,
+        top_p: 0.9,
+        seed: 7,
+    };
+    // Recorded, and call by call.
+    for fault in ["", "none"] {
+        match fault {
+            "" => std::env::remove_var("STRUCTURES_SIM_CAPTURE"),
+            fault => std::env::set_var("STRUCTURES_SIM_CAPTURE", fault),
+        }
+        let host = host(dir.path());
+        let attached = attached_steps(&host, &model, OnGuardFail::Raise);
+        let there = station(&host);
+        let plan = &attached.plan;
+        let installs = plan.installs().iter();
+        let here = installs.filter(|i| i.chooses().is_none()).cloned();
+        let here = model.session().plan(here.collect()).unwrap();
+        assert_eq!(here.installs().len() + 1, plan.installs().len());
+        let (tokens, home) = looped_home(&model, plan, &there, Choose::Greedy);
+        let (others, scores) = looped_home(&model, &here, &there, Choose::Greedy);
+        assert_eq!(tokens, others, "{fault}");
+        // Ten steps, 264 scores.
+        assert_eq!((home, scores), ((10, 80), (10, 10 * 4 * 264)), "{fault}");
+        let (tokens, home) = looped_home(&model, plan, &there, draws);
+        let (others, scores) = looped_home(&model, &here, &there, draws);
+        assert_eq!(tokens, others, "{fault}");
+        assert_eq!((home, scores), ((10, 10 * 4 * 264), (10, 10 * 4 * 264)));
+    }
+}
+
+/// Says of every step what it said of the first.
+struct Stale(Arc<Seat>, OnceLock<Vec<Held>>);
+
+impl SpanRunner for Stale {
+    fn run(&self, inputs: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
+        self.0.run(inputs)
+    }
+
+    fn place(&self) -> Option<&Place> {
+        self.0.place()
+    }
+
+    fn stays(&self, inputs: &[Option<&[usize]>]) -> Result<bool, GraphError> {
+        self.0.stays(inputs)
+    }
+
+    fn replay_at(
+        &self,
+        inputs: &[Option<Held>],
+        region: Option<&Arc<dyn Away>>,
+    ) -> Result<Vec<Held>, Unserved> {
+        if self.1.get().is_none() {
+            let made = self.0.replay_at(inputs, region)?;
+            return Ok(self.1.get_or_init(|| made).clone());
+        }
+        Ok(self.1.get().cloned().unwrap())
+    }
+
+    fn replayed(&self, planned: Frozen) {
+        self.0.replayed(planned);
+    }
+}
+
+#[test]
+fn a_choice_that_does_not_follow_its_scores_is_refused_while_it_is_judged() {
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let host = host(dir.path());
+    let model = model();
+    let (session, plugin) = (model.session(), host.registry.plugin("portable").unwrap());
+    let sizes = Sizes {
+        tokens: 1,
+        positions: 8,
+    };
+    let mode = OnGuardFail::Fallback;
+    let mut shop = Workshop::new(session, plugin, station(&host), sizes, 64, mode);
+    let scores = session.graph().outputs[0].1;
+    let head = shop.bind(session.graph().producer(scores).unwrap().0);
+    let (head, choice) = (head.unwrap(), shop.bind_choice(scores).unwrap());
+    let samples: Vec<Vec<u32>> = samples().all().map(<[u32]>::to_vec).collect();
+    let runner = || Runner::new(session, 24);
+    let plan = session.host_plan();
+    let rows = |sample: &Vec<u32>| {
+        let one = std::slice::from_ref(sample);
+        let scored = runner().score(&plan, one, Workload::Decode, false, None, || {});
+        scored.unwrap()
+    };
+    let judge = Judge {
+        runner: runner(),
+        host: session.host_plan(),
+        base: Vec::new(),
+        samples: &samples,
+        reference: samples.iter().map(rows).collect(),
+        workload: Workload::Decode,
+        all_positions: false,
+        kind: OutputKind::Distribution,
+        floors: Floors::default(),
+        min_speedup: 0.0,
+        schedule: Schedule::new(1, 1).unwrap(),
+        judged_on: "held-out samples".into(),
+        captured: true,
+        progress: &Silent,
+    };
+    let seats = [head.seat.clone(), choice.seat.clone()];
+    let judged = |runner: Arc<dyn SpanRunner>| {
+        let choice = Install {
+            runner,
+            ..choice.install.clone()
+        };
+        let unit = judge.judge(vec![head.install.clone(), choice], &seats, &[]);
+        unit.unwrap()
+    };
+    let unit = judged(choice.seat.clone());
+    assert_eq!(unit.outcome, "activated", "{:?}", unit.reason);
+    let step = unit.device_step.unwrap();
+    assert!(
+        step.choice && step.form == "recorded" && step.calls == 2,
+        "{step:?}"
+    );
+    assert_eq!(unit.copies[0].bytes_out, 8);
+    let unit = judged(Arc::new(Stale(choice.seat.clone(), OnceLock::new())));
+    assert_eq!(unit.code.as_deref(), Some("fell_back"), "{:?}", unit.reason);
+    let reason = unit.reason.unwrap();
+    let named = ["operation:argmax", "it chose", "the first of the largest"];
+    assert!(named.iter().all(|part| reason.contains(part)), "{reason}");
+}
+
+#[test]
+fn a_device_lost_in_the_choice_is_lost_as_anywhere() {
+    simulate(&[("STRUCTURES_SIM_ARCH", "sm_90a")]);
+    let dir = plugins(&["portable"]);
+    let model = model();
+    for mode in [OnGuardFail::Fallback, OnGuardFail::Raise] {
+        std::env::remove_var("STRUCTURES_SIM_LOSE_IN");
+        let attached = attached_steps(&host(dir.path()), &model, mode);
+        // The trial's rows, two passes that warm up, and steps: in the third of them.
+        std::env::set_var("STRUCTURES_SIM_LOSE_IN", "argmax:20");
+        let host = host(dir.path());
+        let (plan, seats) = replay(&host, &model, &attached.receipt, &[5, 9, 2, 7], mode).unwrap();
+        let mut looped = DecodeLoop::new(&model, plan, 32).unwrap();
+        assert!(looped.manifest().there.unwrap().choice);
+        let mut seen = 0;
+        let made = looped.generate_past_ends(&[5], 12, Choose::Greedy, &mut |_| {
+            seen += 1;
+            ControlFlow::<()>::Continue(())
+        });
+        match mode {
+            OnGuardFail::Raise => {
+                let error = made.unwrap_err().to_string();
+                assert!(error.contains("device_lost") && seen > 1, "{seen} {error}");
+            }
+            OnGuardFail::Fallback => {
+                assert_eq!(made.unwrap().tokens.len(), 12);
+                assert_eq!(looped.recovered(), 1);
+                assert!(seats.iter().all(|s| s.ledger.is_detached()));
+                assert!(looped.manifest().there.is_none());
+            }
+        }
+    }
 }
 
 #[test]

@@ -48,6 +48,8 @@ pub struct DecodeLoop<'m> {
     tokens: Vec<u32>,
     /// The token the last call chose and did not run.
     next: u32,
+    /// Tokens are drawn from the scores.
+    draws: bool,
     /// Counts the state and the arena for as long as they are there.
     held: [Exclusive<'static>; 2],
 }
@@ -100,6 +102,7 @@ impl<'m> DecodeLoop<'m> {
             recovered: 0,
             tokens: Vec::with_capacity(window),
             next: 0,
+            draws: false,
             held,
         };
         made.warm_up()?;
@@ -216,6 +219,8 @@ impl<'m> DecodeLoop<'m> {
             steps: 0,
             decode: Duration::ZERO,
         };
+        // Who draws reads all the scores.
+        self.draws = sampler.is_some();
         while out.tokens.len() < max_new {
             if ends && model.config().eos.contains(&next) {
                 out.stop = Stop::EndOfText(next);
@@ -298,6 +303,7 @@ impl<'m> DecodeLoop<'m> {
     /// # Errors
     /// As [`DecodeLoop::generate`]; without room for another position.
     pub fn go_on(&mut self, tokens: &mut [u32]) -> Result<(), Error> {
+        self.draws = false;
         for token in tokens {
             let scores = self.advance(self.next)?;
             self.next = self.choose(&scores, &mut None)?;
@@ -309,6 +315,7 @@ impl<'m> DecodeLoop<'m> {
     /// One token through the captured step.
     fn advance(&mut self, token: u32) -> Result<Scores, Error> {
         self.step.begin_with(token, self.state.len());
+        self.step.bring_scores(self.draws);
         let shift = Shift::begin();
         let done = self.step.replay(&mut self.state, &shift);
         drop(shift);
@@ -353,12 +360,12 @@ impl<'m> DecodeLoop<'m> {
         Ok(())
     }
 
-    fn choose(&self, scores: &Scores, sampler: &mut Option<Sampler>) -> Result<u32, Error> {
+    fn choose(&mut self, scores: &Scores, sampler: &mut Option<Sampler>) -> Result<u32, Error> {
         let vocab = self.model.model.config().vocab_size;
         let none = Error::Model(ModelError::NoFiniteScore { vocab });
         match (scores, sampler) {
             (Scores::InStep, None) => self.step.choice().ok_or(none),
-            (Scores::InStep, Some(sampler)) => sampler.draw(self.step.scores()).ok_or(none),
+            (Scores::InStep, Some(sampler)) => sampler.draw(self.step.scores()?).ok_or(none),
             (Scores::Made(t), None) => Ok(generate::greedy(t)?),
             (Scores::Made(t), Some(sampler)) => {
                 let failed = |e| kernel("scores", e);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use structures_graph::captured::PlaceNote;
-use structures_graph::session::{Install, Plan, Session, State};
+use structures_graph::session::{first_largest, Install, Plan, Session, State};
 use structures_graph::{GraphError, StaticPlan};
 use structures_loader::Copies;
 
@@ -225,7 +225,12 @@ impl Judge<'_> {
         let mut data = Vec::new();
         for token in &sample[split..] {
             replay.step(*token)?;
-            data.extend_from_slice(replay.step.scores());
+            let choice = replay.step.choice();
+            let scores = replay.step.scores()?;
+            if choice != first_largest(scores).map(|at| at as u32) {
+                return Err(another_choice(plan, choice, scores).into());
+            }
+            data.extend_from_slice(scores);
         }
         self.progress.tick();
         let width = data.len() / sample[split..].len().max(1);
@@ -276,6 +281,17 @@ impl Judge<'_> {
             rounds: timing.rounds as usize,
         };
         Ok((note, timing.refusal(self.min_speedup, &row_note(rows))))
+    }
+}
+
+/// A step chose another token than its own scores say.
+fn another_choice(plan: &Plan, choice: Option<u32>, scores: &[f32]) -> GraphError {
+    let mut seats = plan.installs().iter();
+    let seat = seats.find(|i| i.chooses().is_some());
+    let first = first_largest(scores);
+    GraphError::Guard {
+        name: seat.map_or_else(Default::default, |i| i.name.clone()),
+        reason: format!("it chose {choice:?}, the first of the largest scores is {first:?}"),
     }
 }
 

@@ -7,6 +7,10 @@
 //! An append to a region of the state is bound as inputs `x` and the length that is valid once it is done, and the region
 //! as a state: it moves the region's home to the device ([`crate::station::Rooms`]).
 //!
+//! The choice of a greedy step ([`CHOICE`]) is bound in the same way, though it is no operation of the graph: nobody there
+//! reads what it makes, and in an eager run nobody asks for it. It is what a captured step ends with, so that one whole
+//! number comes home for all the scores of a vocabulary.
+//!
 //! Not here: which operations are worth it (`residency`), and the values' copies (`station`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,9 +20,10 @@ use candle_core::{Device, Tensor};
 use serde_json::Value as Json;
 use structures_graph::ops::{AttrDefault, AttrSpec, AttrValue};
 use structures_graph::place::{Away, Held, Place, Quarters, Recorder};
-use structures_graph::session::{Install, Session};
-use structures_graph::{Dim, Graph, GraphError, Op, OpId, OpKind, Origin, ValueId};
+use structures_graph::session::{first_largest, Install, Session};
+use structures_graph::{Dim, Graph, GraphError, Layout, Op, OpId, OpKind, Origin, ValueId};
 use structures_loader::{BoundForm, Copies, Plugin};
+use structures_plugin_api::abi::DType;
 use structures_plugin_api::describe::{operation_form, BindParams};
 
 use crate::adopt::Blocks;
@@ -35,6 +40,9 @@ use crate::trial::NamedWeight;
 const AGREES: f64 = 1e-5;
 /// Code of an operation that makes other numbers than the host.
 pub const DIFFERS: &str = "operation_differs";
+/// Kind of the choice among scores: of every row of `x` the index of the first of the largest, as a whole number; what is
+/// no number is never the largest, and -1 where no score is finite.
+pub const CHOICE: &str = "argmax";
 
 /// What stands for symbols of a graph's dims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +76,15 @@ impl Sizes {
         let counts = readers[v.0].iter().any(|(op, at)| counts(graph, *op, *at));
         let element = if counts { size_of::<i64>() } else { 4 };
         element as u64 * self.dims(graph, v).iter().product::<usize>() as u64
+    }
+
+    /// Bytes of a choice among the rows of a value.
+    pub fn chosen_bytes(&self, graph: &Graph, v: ValueId) -> u64 {
+        let dims = self.dims(graph, v);
+        let rows = dims
+            .split_last()
+            .map_or(1, |(_, lead)| lead.iter().product());
+        size_of::<i64>() as u64 * rows as u64
     }
 }
 
@@ -107,9 +124,9 @@ pub struct Operation {
     pub seat: Arc<Seat>,
     /// How a plan hands the operation to it.
     pub install: Install,
-    /// Kind.
-    pub kind: OpKind,
-    /// Name of its first result.
+    /// Kind: of the graph, or [`CHOICE`].
+    pub kind: &'static str,
+    /// Name of its first result; of the scores that are chosen among.
     pub value: String,
     /// Id of the plugin.
     pub plugin: String,
@@ -173,6 +190,126 @@ impl<'a> Workshop<'a> {
             .collect()
     }
 
+    /// Whether the choice among scores is declared for it.
+    pub fn chooses(&self) -> bool {
+        let declared = &self.plugin.description().operations;
+        declared.iter().any(|kind| kind == CHOICE)
+    }
+
+    /// Asks the plugin for an operation.
+    fn form(
+        &self,
+        kind: &str,
+        weights: &[NamedWeight],
+        params: &BindParams,
+        rows: usize,
+    ) -> Result<BoundForm, (String, String)> {
+        let bound = bind_form(
+            self.plugin,
+            &operation_form(kind),
+            kind,
+            weights,
+            &BTreeMap::new(),
+            params,
+            rows as u64,
+            &Blocks::new(),
+            self.station.note().index,
+        );
+        bound
+            .map_err(|e| (e.code().to_string(), e.to_string()))?
+            .map_err(|e| (e.code.clone(), e.message))
+    }
+
+    fn records(&self, kind: &str) -> bool {
+        let recorded = &self.plugin.description().recorded_operations;
+        recorded.iter().any(|declared| declared == kind)
+    }
+
+    /// Width of a value's rows, and how many there are at most.
+    fn rows(&self, v: ValueId) -> (usize, usize) {
+        let graph = self.session.graph();
+        let width = match graph.value(v).dims.last() {
+            Some(Dim::Size(n)) => (*n).max(1),
+            _ => 1,
+        };
+        let longest = Sizes {
+            tokens: self.most,
+            positions: self.most,
+        };
+        let elements = longest.dims(graph, v).iter().product::<usize>();
+        (width, elements / width)
+    }
+
+    /// Binds the choice among scores, and has it choose among rows that are told apart by what the host makes of them.
+    ///
+    /// # Errors
+    /// Code and reason.
+    pub fn bind_choice(&self, scores: ValueId) -> Result<Operation, (String, String)> {
+        let dims = self.session.graph().value(scores).dims.clone();
+        let (width, rows) = self.rows(scores);
+        let params = BindParams {
+            inputs: vec!["x".into()],
+            outputs: vec!["y".into()],
+            ..BindParams::default()
+        };
+        let bound = self.form(CHOICE, &[], &params, rows)?;
+        let away = Arc::new(Working {
+            form: bound,
+            station: Arc::clone(&self.station),
+            length: None,
+            made: DType::I64,
+            appends: false,
+            records: self.records(CHOICE),
+        });
+        trial_choice(&away, dims.len(), width)?;
+        let value = self.session.graph().value(scores).name.clone();
+        let key = format!("{}:{value}", operation_form(CHOICE));
+        let one = dims.len().saturating_sub(1);
+        let seat = self.seat(
+            away,
+            key.clone(),
+            (width, rows),
+            vec![Some(dims.clone())],
+            vec![dims[..one].to_vec()],
+        );
+        Ok(Operation {
+            install: Install::choice(key, scores, seat.clone()),
+            seat,
+            kind: CHOICE,
+            value,
+            plugin: self.plugin.id().into(),
+            device: self.station.note().clone(),
+            packed_bytes: 0,
+        })
+    }
+
+    fn seat(
+        &self,
+        away: Arc<Working>,
+        key: String,
+        (width, rows): (usize, usize),
+        inputs: Vec<Option<Vec<Dim>>>,
+        outputs: Vec<Vec<Dim>>,
+    ) -> Arc<Seat> {
+        let admission = Admission {
+            width,
+            rows: Rows::Capacity(rows),
+            band: None,
+            concurrent: false,
+            strided: false,
+        };
+        let there = Box::new(OnlyThere);
+        Seat::at(
+            Some(away),
+            key,
+            there,
+            admission,
+            self.mode,
+            inputs,
+            outputs,
+        )
+    }
+
     /// Binds one operation and compares it with the host's.
     ///
     /// # Errors
@@ -197,11 +334,18 @@ impl<'a> Workshop<'a> {
             };
             let tensor = self.session.value_tensor(value);
             match tensor.map_err(|e| ("operation_operands".to_string(), e.to_string()))? {
-                Some(tensor) => weights.push(NamedWeight {
-                    name,
-                    layout,
-                    tensor,
-                }),
+                Some(tensor) => {
+                    // `[K, N]` in any strides: nobody there knows how it is stored.
+                    let turned = op.kind == OpKind::Linear && layout == Layout::OutIn;
+                    let turned = turned.then(|| tensor.t()).transpose();
+                    let turned =
+                        turned.map_err(|e| ("operation_operands".into(), e.to_string()))?;
+                    weights.push(NamedWeight {
+                        name,
+                        layout,
+                        tensor: turned.unwrap_or(tensor),
+                    });
+                }
                 None => inputs.push((name, *operand)),
             }
         }
@@ -214,15 +358,7 @@ impl<'a> Workshop<'a> {
             let reason = "it reads nothing but parameters";
             ("operation_operands".to_string(), reason.to_string())
         })?;
-        let width = match graph.value(first).dims.last() {
-            Some(Dim::Size(n)) => (*n).max(1),
-            _ => 1,
-        };
-        let longest = Sizes {
-            tokens: self.most,
-            positions: self.most,
-        };
-        let rows = longest.dims(graph, first).iter().product::<usize>() / width;
+        let (width, rows) = self.rows(first);
         if reads_housed(graph, id) {
             let rest = operands(op).skip(op.inputs.len());
             inputs.extend(rest.map(|(name, _)| (name.to_string(), None)));
@@ -238,32 +374,17 @@ impl<'a> Workshop<'a> {
             params.outputs.clear();
             params.states = vec![operand_name(op.kind, 1)];
         }
-        let (kind, form) = (op.kind.name(), operation_form(op.kind.name()));
-        let index = self.station.note().index;
-        let bound = bind_form(
-            self.plugin,
-            &form,
-            kind,
-            &weights,
-            &BTreeMap::new(),
-            &params,
-            rows as u64,
-            &Blocks::new(),
-            index,
-        )
-        .map_err(|e| (e.code().to_string(), e.to_string()))?
-        .map_err(|e| (e.code.clone(), e.message))?;
+        let kind = op.kind.name();
+        let bound = self.form(kind, &weights, &params, rows)?;
         let packed_bytes = bound.facts().packed_bytes;
         let given = inputs.iter().map(|(name, v)| (name.as_str(), v.is_some()));
         let away = Arc::new(Working {
             form: bound,
             station: Arc::clone(&self.station),
             length: length_port(given),
+            made: DType::F32,
             appends: region.is_some(),
-            records: {
-                let recorded = &self.plugin.description().recorded_operations;
-                recorded.iter().any(|declared| declared == kind)
-            },
+            records: self.records(kind),
         });
         let shapes: Vec<_> = op
             .inputs
@@ -282,20 +403,12 @@ impl<'a> Workshop<'a> {
         }
         let value = op.outputs.first().map(|v| graph.value(*v).name.clone());
         let value = value.unwrap_or_default();
-        let key = format!("{form}:{value}");
+        let key = format!("{}:{value}", operation_form(kind));
         let dims = |v: ValueId| graph.value(v).dims.clone();
-        let seat = Seat::at(
-            Some(away),
+        let seat = self.seat(
+            away,
             key.clone(),
-            Box::new(OnlyThere),
-            Admission {
-                width,
-                rows: Rows::Capacity(rows),
-                band: None,
-                concurrent: false,
-                strided: false,
-            },
-            self.mode,
+            (width, rows),
             inputs.iter().map(|(_, v)| v.map(dims)).collect(),
             op.outputs.iter().map(|v| dims(*v)).collect(),
         );
@@ -308,7 +421,7 @@ impl<'a> Workshop<'a> {
                 runner: seat.clone(),
             },
             seat,
-            kind: op.kind,
+            kind,
             value,
             plugin: self.plugin.id().into(),
             device: self.station.note().clone(),
@@ -406,6 +519,67 @@ impl<'a> Workshop<'a> {
     }
 }
 
+/// Rows of scores that a choice may get wrong: ties, what is no number, what is not finite, at their ends and elsewhere.
+fn rows_of_scores(width: usize) -> candle_core::Result<Vec<Vec<f32>>> {
+    let (nan, low, high) = (f32::NAN, f32::NEG_INFINITY, f32::INFINITY);
+    let plain = made(&[width], 1, None)?.to_vec1::<f32>()?;
+    let with = |row: &[f32], at: &[(usize, f32)]| {
+        let mut row = row.to_vec();
+        at.iter().for_each(|(at, v)| row[at % width] = *v);
+        row
+    };
+    let (end, middle, third) = (width - 1, width / 2, width / 3);
+    let (no, none) = (vec![nan; width], vec![low; width]);
+    Ok(vec![
+        plain.clone(),
+        with(&plain, &[(0, 9.0)]),
+        with(&plain, &[(end, 9.0)]),
+        with(&plain, &[(third, 9.0), (middle, 9.0), (end, 9.0)]),
+        with(&plain, &[(0, nan), (middle, nan), (end, nan)]),
+        with(&plain, &[(third, low), (middle, high), (end, high)]),
+        vec![0.5; width],
+        with(&vec![0.0; width], &[(0, -0.0), (middle, -0.0)]),
+        vec![f32::MIN; width],
+        with(&none, &[(middle, f32::MIN), (0, nan)]),
+        with(&no, &[(end, -3.0)]),
+        with(&no, &[(third, high)]),
+        with(&none, &[(middle, high)]),
+        none,
+        no,
+    ])
+}
+
+/// A choice beside the host's among rows of scores: the same, to the number.
+fn trial_choice(away: &Working, rank: usize, width: usize) -> Result<(), (String, String)> {
+    let candle = |e: candle_core::Error| ("operation_host".to_string(), e.to_string());
+    let mut dims = vec![1; rank.max(1)];
+    dims[rank.max(1) - 1] = width;
+    let made = dims[..dims.len() - 1].to_vec();
+    for (i, scores) in rows_of_scores(width)
+        .map_err(candle)?
+        .into_iter()
+        .enumerate()
+    {
+        let want = first_largest(&scores).map_or(-1, |at| at as i64);
+        let x = Tensor::from_vec(scores, dims.as_slice(), &Device::Cpu).map_err(candle)?;
+        let chosen = away.call(&[Some(Held::Host(x))], std::slice::from_ref(&made));
+        let (mut chosen, _) = chosen.map_err(|failure| (failure.code, failure.message))?;
+        let got = match chosen.first_mut().map(Held::bring_home) {
+            Some(Ok(got)) => got.flatten_all().and_then(|t| t.to_vec1::<i64>()),
+            Some(Err(e)) => return Err(("operation_host".into(), e.to_string())),
+            None => Ok(Vec::new()),
+        };
+        let got = got.map_err(candle)?;
+        if got != [want] {
+            let reason = format!(
+                "`{CHOICE}` of {width} scores, row {i} of the trial: chose {got:?}, the host {want}"
+            );
+            return Err((DIFFERS.into(), reason));
+        }
+    }
+    Ok(())
+}
+
 /// An error of candle as the graph's.
 trait IntoGraph {
     fn into_graph(self, kind: OpKind) -> GraphError;
@@ -494,6 +668,8 @@ struct Working {
     station: Arc<Station>,
     /// The operand at which it takes the valid length of regions that lie there.
     length: Option<usize>,
+    /// What its outputs are made of.
+    made: DType,
     /// It appends to regions.
     appends: bool,
     /// Its calls may be recorded.
@@ -510,7 +686,8 @@ impl Elsewhere for Working {
     }
 
     fn call(&self, inputs: &[Option<Held>], outputs: &[Vec<usize>]) -> AwayCall {
-        self.station.serve(&self.form, self.length, inputs, outputs)
+        let made = (self.made, outputs);
+        self.station.serve(&self.form, self.length, inputs, made)
     }
 
     fn houses_regions(&self) -> bool {
@@ -610,6 +787,56 @@ mod tests {
         assert_eq!(sizes.bytes(&graph, &readers, ids), 24);
         assert_eq!(sizes.bytes(&graph, &readers, x), 3 * 16 * 4);
         assert_eq!(sizes.of(&Dim::Symbol("S".into())), 9);
+    }
+
+    #[test]
+    fn the_trial_of_a_choice_tells_apart_who_chooses_otherwise() {
+        let largest = |row: &[f32], better: &dyn Fn(f32, f32) -> bool, finite: bool| {
+            let mut best = None;
+            for (at, v) in row.iter().enumerate() {
+                if best.is_none_or(|best: usize| better(*v, row[best])) {
+                    best = Some(at);
+                }
+            }
+            best.filter(|_| !finite || row.iter().any(|v| v.is_finite()))
+        };
+        let numbers = |row: &[f32], better: &dyn Fn(f32, f32) -> bool, finite: bool| {
+            let without: Vec<f32> = row
+                .iter()
+                .map(|v| if v.is_nan() { f32::NEG_INFINITY } else { *v })
+                .collect();
+            largest(&without, better, finite)
+        };
+        let more = |a: f32, b: f32| a > b;
+        let wrong: [&dyn Fn(&[f32]) -> Option<usize>; 7] = [
+            // The last of equals; a negative zero below the other; what is no number, in front of all or for good.
+            &|row| numbers(row, &|a, b| a >= b, true),
+            &|row| numbers(row, &|a, b| a.total_cmp(&b).is_gt(), true),
+            &|row| largest(row, &|a, b| a.total_cmp(&b).is_gt(), true),
+            &|row| largest(row, &more, true),
+            // Whatever is finite or not.
+            &|row| numbers(row, &more, false),
+            // Not the last score, and not the infinite ones.
+            &|row| numbers(&row[..row.len() - 1], &more, true),
+            &|row| {
+                let row: Vec<f32> = row
+                    .iter()
+                    .map(|v| if *v > 1e38 { 0.0 } else { *v })
+                    .collect();
+                numbers(&row, &more, true)
+            },
+        ];
+        for width in [3, 4, 31, 264] {
+            let rows = rows_of_scores(width).unwrap();
+            for row in &rows {
+                assert_eq!(numbers(row, &more, true), first_largest(row), "{row:?}");
+            }
+            for (i, choose) in wrong.iter().enumerate() {
+                let same = rows.iter().all(|row| choose(row) == first_largest(row));
+                assert!(!same, "{i} of {width}");
+            }
+        }
+        assert!(rows_of_scores(1).unwrap().iter().all(|row| row.len() == 1));
     }
 
     #[test]

@@ -62,6 +62,11 @@ impl Recorder for Tape {
         memory.copy_out(None, 0, to).map_err(|e| self.failed(e))
     }
 
+    fn read_whole(&self, from: &Arc<dyn Away>, to: &mut [i64]) -> Result<(), GraphError> {
+        let memory = self.of(from)?.memory();
+        memory.copy_out(None, 0, to).map_err(|e| self.failed(e))
+    }
+
     fn record(
         &self,
         calls: &mut dyn FnMut() -> Result<(), Unserved>,

@@ -23,7 +23,7 @@ use crate::compose;
 use crate::error::Error;
 use crate::host::{Host, Loaded};
 use crate::kept::Shelf;
-use crate::operations::{Operation, Sizes, Workshop};
+use crate::operations::{Operation, Sizes, Workshop, CHOICE};
 use crate::precision::{self, Descriptor};
 use crate::receipt::{Receipt, SeatNote, SeatWire};
 use crate::seat::{OnGuardFail, Seat};
@@ -299,6 +299,14 @@ fn operations(
         }
         let mut shop = Workshop::new(model.session(), plugin, station, sizes, most, mode);
         for name in &note.values {
+            let scores = graph.value_named(name).filter(|_| note.kind == CHOICE);
+            if let Some(scores) = scores {
+                let bound = shop.bind_choice(scores);
+                let bound =
+                    bound.map_err(|(code, why)| different(&format!("`{name}`: {code}: {why}")));
+                made.push(bound?);
+                continue;
+            }
             let op = graph.value_named(name).and_then(|v| graph.producer(v));
             let same = op.filter(|(op, _)| graph.op(*op).kind.name() == note.kind);
             let (op, _) =

@@ -6,7 +6,8 @@
 //! the place is taken, so each of them saves something, alone or with those it stands beside.
 //!
 //! An append to a region of the state is an operation like any other, and the region, as long as the state is, what it
-//! makes; but it is at the place only together with everybody who reads the region, who must be able to read it there.
+//! makes; but it is at the place only together with everybody who reads the region, who must be able to read it there, and
+//! with the appends to whatever other region one of them reads.
 //!
 //! Owns that choice, from the graph alone. Not here: which operations a backend declares, how one is bound
 //! (`operations`), and whether it stays (the union's judgement).
@@ -61,7 +62,11 @@ pub fn pays(
         readers.entry(source(v)).or_default().insert(by);
     };
     for install in installs {
-        let by = install.ops.first().map_or(HOME, &node);
+        // One without operations chooses among outputs, which are read here anyhow.
+        let Some(first) = install.ops.first() else {
+            continue;
+        };
+        let by = node(first);
         install.inputs.iter().flatten().for_each(|v| reads(*v, by));
     }
     for op in graph.op_ids() {
@@ -74,6 +79,8 @@ pub fn pays(
         values.for_each(|v| reads(*v, node(&op)));
     }
     graph.outputs.iter().for_each(|(_, v)| reads(*v, HOME));
+    // By who reads a region, an install or an operation: who appended to the last one it was found to read.
+    let mut appended: BTreeMap<Result<usize, OpId>, usize> = BTreeMap::new();
     for op in graph
         .op_ids()
         .filter(|op| graph.op(*op).kind == OpKind::KvAppend)
@@ -84,6 +91,11 @@ pub fn pays(
                 Some(i) => there(i) && installs[*i].runner.reads_housed(),
                 None => executes(*reader) && reads_housed(*reader),
             };
+            let by = owner.get(reader).copied().ok_or(*reader);
+            if let Some(beside) = appended.insert(by, node(&op)) {
+                cut.edge(node(&op), beside, NEVER);
+                cut.edge(beside, node(&op), NEVER);
+            }
             let reader = if can { node(reader) } else { HOME };
             cut.edge(node(&op), reader, NEVER);
         }
@@ -218,6 +230,8 @@ mod tests {
         seats: Vec<ValueId>,
         /// Whether seats read regions where they lie.
         housed: bool,
+        /// What cannot be bound there.
+        declined: Vec<ValueId>,
     }
 
     impl Made {
@@ -227,6 +241,7 @@ mod tests {
                 sizes: Vec::new(),
                 seats: Vec::new(),
                 housed: false,
+                declined: Vec::new(),
             }
         }
 
@@ -264,7 +279,10 @@ mod tests {
             };
             let installs: Vec<Install> = self.seats.iter().map(install).collect();
             let size = |v: ValueId| self.sizes.iter().find(|(of, _)| *of == v).unwrap().1;
-            let executes = |op: OpId| kinds.contains(&graph.op(op).kind);
+            let executes = |op: OpId| {
+                let op = graph.op(op);
+                kinds.contains(&op.kind) && !self.declined.contains(&op.outputs[0])
+            };
             let attends = |op: OpId| graph.op(op).kind == OpKind::Attention;
             let found = pays(&graph, &installs, &place, executes, attends, size);
             let name = |op: OpId| graph.value(graph.op(op).outputs[0]).name.clone();
@@ -388,6 +406,27 @@ mod tests {
             g.pays(&[OpKind::KvAppend, OpKind::Attention]),
             ["all", "read"]
         );
+    }
+
+    #[test]
+    fn regions_that_are_read_together_are_at_one_place() {
+        let made = |declined: bool| {
+            let mut g = Made::new();
+            g.housed = true;
+            let x = g.input("x", 8);
+            let k = g.b.state(StateRegion::growing("k", 1, 4));
+            let v = g.b.state(StateRegion::growing("v", 1, 4));
+            let a = g.seat("a", &[x], 8);
+            let all_k = g.op(OpKind::KvAppend, "all_k", &[a, k], 80);
+            let all_v = g.op(OpKind::KvAppend, "all_v", &[a, v], 80);
+            let read = g.seat("read", &[all_k, all_v], 8);
+            g.b.output("y", read);
+            g.declined.extend(declined.then_some(all_v));
+            g.pays(&[OpKind::KvAppend])
+        };
+        assert_eq!(made(false), ["all_k", "all_v"]);
+        // One alone would come home for every call of who reads both.
+        assert!(made(true).is_empty());
     }
 
     #[test]

@@ -151,7 +151,8 @@ impl Station {
     }
 
     /// A call of a form bound here on values wherever they lie. Outputs stay here; inputs that had to be brought are
-    /// told by position. `length` is the input at which the form takes the valid length of regions that lie here.
+    /// told by position. `length` is the input at which the form takes the valid length of regions that lie here; outputs
+    /// are of one dtype and of these dims.
     ///
     /// # Errors
     /// What kept the form from serving; [`DEVICE_LOST`] when the device is gone.
@@ -160,7 +161,7 @@ impl Station {
         form: &BoundForm,
         length: Option<usize>,
         inputs: &[Option<Held>],
-        outputs: &[Vec<usize>],
+        (dtype, outputs): (DType, &[Vec<usize>]),
     ) -> AwayCall {
         let regions = inputs
             .iter()
@@ -209,13 +210,13 @@ impl Station {
         }
         let mut memory = Vec::with_capacity(outputs.len());
         for dims in outputs {
-            memory.push(self.empty(4 * dims.iter().product::<usize>())?);
+            memory.push(self.empty(dtype.size() * dims.iter().product::<usize>())?);
         }
         {
             let mut results: Vec<DeviceTensorMut<'_>> = memory
                 .iter_mut()
                 .zip(outputs)
-                .map(|(memory, dims)| memory.tensor_mut(DType::F32, dims).map_err(misfit))
+                .map(|(memory, dims)| memory.tensor_mut(dtype, dims).map_err(misfit))
                 .collect::<Result<_, _>>()?;
             form.call_on(&self.device, None, &views, &mut results, &mut [])
                 .map_err(|e| failure_of(form, e))?;
@@ -224,7 +225,7 @@ impl Station {
             Held::Away(Arc::new(Resident {
                 station: Arc::clone(self),
                 memory: Arc::new(memory),
-                dtype: DType::F32,
+                dtype,
                 dims: dims.clone(),
                 home: Arc::default(),
             }))
@@ -284,8 +285,9 @@ impl Elsewhere for Stationed {
     }
 
     fn call(&self, inputs: &[Option<Held>], outputs: &[Vec<usize>]) -> AwayCall {
+        let made = (DType::F32, outputs);
         let form = self.loaded.form();
-        self.station.serve(form, self.length, inputs, outputs)
+        self.station.serve(form, self.length, inputs, made)
     }
 
     fn reads_housed(&self) -> bool {
@@ -558,6 +560,12 @@ impl Resident {
     fn tensor(&self) -> Result<DeviceTensor<'_>, CallFailure> {
         self.memory.tensor(self.dtype, &self.dims).map_err(misfit)
     }
+
+    fn elements<T: Element + Default>(&self) -> Result<Vec<T>, PluginError> {
+        let mut data = vec![T::default(); self.dims.iter().product()];
+        self.memory.copy_out(None, 0, &mut data)?;
+        Ok(data)
+    }
 }
 
 impl Away for Resident {
@@ -588,14 +596,22 @@ impl Away for Resident {
         if let Some(home) = self.home.get() {
             return home.reshape(self.dims.as_slice()).map_err(kernel);
         }
-        let mut data = vec![0_f32; self.dims.iter().product()];
-        let copied = self.memory.copy_out(None, 0, &mut data);
         // What was enqueued before answers here as well: nothing that lies there can be trusted any more.
-        copied.map_err(|e| GraphError::PlaceLost {
+        let lost = |e: PluginError| GraphError::PlaceLost {
             place: self.station.place.name().into(),
             reason: e.to_string(),
-        })?;
-        let home = Tensor::from_vec(data, self.dims.as_slice(), &Device::Cpu).map_err(kernel)?;
+        };
+        let home = match self.dtype {
+            DType::I64 => {
+                let data = self.elements::<i64>().map_err(lost)?;
+                Tensor::from_vec(data, self.dims.as_slice(), &Device::Cpu)
+            }
+            _ => {
+                let data = self.elements::<f32>().map_err(lost)?;
+                Tensor::from_vec(data, self.dims.as_slice(), &Device::Cpu)
+            }
+        };
+        let home = home.map_err(kernel)?;
         Ok(self.home.get_or_init(|| home).clone())
     }
 

@@ -185,6 +185,12 @@ pub trait Recorder: Send + Sync {
     /// [`GraphError::PlaceLost`].
     fn read(&self, from: &Arc<dyn Away>, to: &mut [f32]) -> Result<(), GraphError>;
 
+    /// The same of whole numbers.
+    ///
+    /// # Errors
+    /// [`GraphError::PlaceLost`].
+    fn read_whole(&self, from: &Arc<dyn Away>, to: &mut [i64]) -> Result<(), GraphError>;
+
     /// Records what `calls` enqueue there, which is not done now.
     ///
     /// # Errors
@@ -217,6 +223,9 @@ pub struct Unserved {
 
 /// Code of a place that is gone.
 pub const LOST: &str = "device_lost";
+
+/// Code of a choice among scores that is none of them.
+pub const NO_SUCH_SCORE: &str = "rt_choice";
 
 impl Unserved {
     pub(crate) fn is_loss(&self) -> bool {

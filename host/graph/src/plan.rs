@@ -5,8 +5,11 @@
 //! their order, as its fallback. Everything a plan relies on is checked here, so that a run only follows it.
 //!
 //! The home of a growing region is decided here too: it is the place of an install that does nothing but append to it,
-//! when everybody who reads the region sits at that place and says that it reads one there. Otherwise that install is
-//! left out, and the region is the host's.
+//! when everybody who reads the region sits at that place and says that it reads one there, and so for every other region
+//! that one of them reads: who reads one region there and one at home would have the first brought home for every call.
+//! Otherwise that install is left out, and the region is the host's.
+//!
+//! An install without operations is no step: it chooses among scores, which is the captured step's business.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -75,15 +78,15 @@ impl Plan {
     pub(crate) fn new(graph: Arc<Graph>, installs: Vec<Install>) -> Result<Plan, GraphError> {
         let readers = graph.readers();
         let owned = owners(&graph, &installs)?;
-        let stays =
-            |i: &Install| appends(&graph, i).is_none() || housed(&installs, i, &owned, &readers);
-        let stays: Vec<bool> = installs.iter().map(stays).collect();
-        let mut stays = stays.into_iter();
+        let mut stays = housed(&graph, &installs, &owned, &readers).into_iter();
         let mut installs = installs;
         installs.retain(|_| stays.next().unwrap_or(true));
         let owners = owners(&graph, &installs)?;
         for (i, install) in installs.iter().enumerate() {
-            check(&graph, install, i, &owners, &readers)?;
+            match install.chooses() {
+                Some(scores) => check_choice(&graph, &installs[..i], install, scores)?,
+                None => check(&graph, install, i, &owners, &readers)?,
+            }
         }
         let order = order(&graph, &installs, &owners)?;
         let steps = with_drops(&graph, &installs, order);
@@ -112,19 +115,78 @@ pub(crate) fn appends(graph: &Graph, install: &Install) -> Option<usize> {
     }
 }
 
-/// Whether everybody who reads what an install appends to reads it where it lies.
+/// Which installs stay: those that append to a region where everybody who reads it reads it where it lies, and all others.
 fn housed(
+    graph: &Graph,
     installs: &[Install],
-    install: &Install,
     owners: &[Option<usize>],
     readers: &[Vec<(OpId, usize)>],
-) -> bool {
-    let there = |(op, _): &(OpId, usize)| {
-        let reader = owners[op.0].map(|i| &installs[i].runner);
-        reader.is_some_and(|r| r.place() == install.runner.place() && r.reads_housed())
+) -> Vec<bool> {
+    let readers_of = |op: OpId| {
+        let values = graph.op(op).outputs.iter();
+        values.flat_map(|v| readers[v.0].iter().map(|(reader, _)| *reader))
     };
-    let mut values = install.outputs.iter();
-    values.all(|v| readers.get(v.0).is_some_and(|r| r.iter().all(there)))
+    let there = |install: &Install| {
+        let all = install.ops.iter().flat_map(|op| readers_of(*op));
+        let mut all = all.map(|op| owners[op.0].map(|i| &installs[i].runner));
+        all.all(|reader| {
+            reader.is_some_and(|r| r.place() == install.runner.place() && r.reads_housed())
+        })
+    };
+    let append = |i: &Install| appends(graph, i).is_some();
+    let mut stays: Vec<bool> = installs.iter().map(|i| !append(i) || there(i)).collect();
+    // By who reads it, an install or an operation: who makes the regions it reads.
+    let mut reads: HashMap<Result<usize, OpId>, Vec<Option<usize>>> = HashMap::new();
+    for op in graph
+        .op_ids()
+        .filter(|op| graph.op(*op).kind == OpKind::KvAppend)
+    {
+        for reader in readers_of(op) {
+            let reader = owners[reader.0].ok_or(reader);
+            reads.entry(reader).or_default().push(owners[op.0]);
+        }
+    }
+    // One that leaves may take those with it that are read beside another one.
+    loop {
+        let before = stays.clone();
+        for makers in reads.values() {
+            let housed = |i: &usize| append(&installs[*i]) && stays[*i];
+            if !makers.iter().all(|i| i.as_ref().is_some_and(housed)) {
+                let mine = makers.iter().flatten().filter(|i| append(&installs[**i]));
+                mine.for_each(|i| stays[*i] = false);
+            }
+        }
+        if stays == before {
+            return stays;
+        }
+    }
+}
+
+/// A choice is among scores that the graph gives, at a place, and the only one there.
+fn check_choice(
+    graph: &Graph,
+    before: &[Install],
+    install: &Install,
+    scores: ValueId,
+) -> Result<(), GraphError> {
+    if !graph.outputs.iter().any(|(_, v)| *v == scores) {
+        let value = graph.values.get(scores.0).map_or("", |v| v.name.as_str());
+        let reason = format!("chooses among `{value}`, which is no output of the graph");
+        return refused(&install.name, reason);
+    }
+    if install.runner.place().is_none() {
+        return refused(&install.name, "chooses at no place".into());
+    }
+    let same =
+        |i: &&Install| i.chooses() == Some(scores) && i.runner.place() == install.runner.place();
+    match before.iter().find(same) {
+        None => Ok(()),
+        Some(other) => {
+            let value = &graph.value(scores).name;
+            let reason = format!("`{}` already chooses among `{value}` there", other.name);
+            refused(&install.name, reason)
+        }
+    }
 }
 
 fn refused<T>(name: &str, reason: String) -> Result<T, GraphError> {
@@ -144,7 +206,7 @@ fn title(graph: &Graph, op: OpId) -> String {
 fn owners(graph: &Graph, installs: &[Install]) -> Result<Vec<Option<usize>>, GraphError> {
     let mut owners = vec![None; graph.ops.len()];
     for (i, install) in installs.iter().enumerate() {
-        if install.ops.is_empty() {
+        if install.ops.is_empty() && install.chooses().is_none() {
             return refused(&install.name, "has no operation".into());
         }
         for op in &install.ops {
@@ -334,8 +396,9 @@ fn order(
         }
     }
     for (install, ops) in installs.iter().zip(&span_ops) {
+        let Some(first) = ops.first() else { continue };
         for v in install.inputs.iter().flatten() {
-            edge(*v, ops[0].0);
+            edge(*v, first.0);
         }
     }
     let keys: HashSet<usize> = graph.op_ids().map(key).collect();
@@ -365,7 +428,10 @@ fn order(
     if steps.len() == keys.len() {
         return Ok(steps);
     }
-    let stuck = |i: &usize| waits.get(&span_ops[*i][0].0).is_some_and(|n| *n > 0);
+    let stuck = |i: &usize| {
+        let first = span_ops[*i].first();
+        first.is_some_and(|op| waits.get(&op.0).is_some_and(|n| *n > 0))
+    };
     match (0..installs.len()).find(stuck) {
         Some(i) => refused(
             &installs[i].name,
@@ -416,7 +482,7 @@ fn touched(graph: &Graph, op: OpId) -> impl Iterator<Item = ValueId> + '_ {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{Dim, GraphBuilder};
+    use crate::graph::{Dim, GraphBuilder, StateRegion};
     use crate::session::{SpanOutcome, SpanRunner};
     use candle_core::Tensor;
 
@@ -466,6 +532,79 @@ mod tests {
                 What::Span { ops, .. } => format!("({})", ops.iter().map(name).collect::<String>()),
             })
             .collect()
+    }
+
+    struct There(Place);
+    impl SpanRunner for There {
+        fn run(&self, _: &[Option<Tensor>]) -> Result<SpanOutcome, GraphError> {
+            Ok(SpanOutcome::Host)
+        }
+
+        fn place(&self) -> Option<&Place> {
+            Some(&self.0)
+        }
+
+        fn reads_housed(&self) -> bool {
+            true
+        }
+    }
+
+    /// Regions that have their home at a place where these appends and all readers of any region are. `reads` are the
+    /// regions of each reader, by letter.
+    fn homes(reads: &[&str], appends: &str) -> String {
+        let mut b = GraphBuilder::new("test");
+        let d = || vec![Dim::Size(2)];
+        let x = b.input("x", d());
+        let mut all = HashMap::new();
+        for name in ["k", "v", "w"] {
+            let region = b.state(StateRegion::growing(name, 1, 4));
+            let grown = [Some(x), Some(region)];
+            let grown = b.op(
+                OpKind::KvAppend,
+                "",
+                &format!("all_{name}"),
+                &grown,
+                &[],
+                d(),
+            );
+            all.insert(name.chars().next().unwrap(), grown);
+        }
+        let mut spans = Vec::new();
+        for (i, reads) in reads.iter().enumerate() {
+            let reads: Vec<_> = reads.chars().map(|name| Some(all[&name])).collect();
+            let y = b.op(OpKind::Attention, "", &format!("y{i}"), &reads, &[], d());
+            b.output(&format!("y{i}"), y);
+            spans.push((y, reads));
+        }
+        spans.extend(appends.chars().map(|name| (all[&name], vec![Some(x)])));
+        let g = Arc::new(b.finish());
+        let installs = spans.into_iter().map(|(made, inputs)| Install {
+            name: g.value(made).name.clone(),
+            ops: vec![g.producer(made).unwrap().0],
+            inputs,
+            outputs: vec![made],
+            runner: Arc::new(There(Place::new("a"))),
+        });
+        let plan = Plan::new(g.clone(), installs.collect()).unwrap();
+        let homes = plan
+            .housed()
+            .map(|(region, _)| "kvw".as_bytes()[region] as char);
+        homes.collect()
+    }
+
+    #[test]
+    fn regions_that_somebody_reads_together_have_their_home_together() {
+        assert_eq!(homes(&["kv"], "kv"), "kv");
+        assert_eq!(homes(&["kv"], "k"), "");
+        assert_eq!(homes(&["kv"], "v"), "");
+        // Who reads one region alone says nothing of others.
+        assert_eq!(homes(&["k", "v"], "k"), "k");
+        assert_eq!(homes(&["k", "kv"], "k"), "");
+        assert_eq!(homes(&["k", "kv"], "kv"), "kv");
+        // From reader to reader.
+        assert_eq!(homes(&["kv", "vw"], "kv"), "");
+        assert_eq!(homes(&["kv", "vw"], "kvw"), "kvw");
+        assert_eq!(homes(&["kv", "w"], "kv"), "kv");
     }
 
     #[test]

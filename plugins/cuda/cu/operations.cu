@@ -1,5 +1,6 @@
 // Operations of a host's graph between two forms, in f32 as the host makes them: sums and products of values
-// of one shape or of one that repeats, rows of a table, norms of rows, an append to a region of the state.
+// of one shape or of one that repeats, rows of a table, norms of rows, an append to a region of the state, elements in
+// another order, and the choice of the next token.
 #include "common.cuh"
 
 #define OPERATION_ADD 0u
@@ -43,4 +44,61 @@ extern "C" __global__ void operation_append(const float *x, const u64 *valid, fl
   if (i >= count || end < rows || end > room) return;
   u64 head = i / (rows * width), at = i % (rows * width);
   region[(head * room + end - rows) * width + at] = x[i];
+}
+
+// y is dense; its element (i0, i1, i2, i3, i4), of so many a dim, is x's at the sum of these strides.
+extern "C" __global__ void operation_copy(const float *x, float *y, u64 count, u64 n1, u64 n2, u64 n3, u64 n4, u64 s0,
+                                          u64 s1, u64 s2, u64 s3, u64 s4) {
+  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  u64 left = i, at = left % n4 * s4;
+  left /= n4;
+  at += left % n3 * s3;
+  left /= n3;
+  at += left % n2 * s2;
+  left /= n2;
+  at += left % n1 * s1 + left / n1 * s0;
+  y[i] = x[at];
+}
+
+// Of equals the one that comes first, whoever asks; what is no number is neither larger nor equal.
+__device__ __forceinline__ void keep_larger(float &best, u32 &first, float v, u32 at) {
+  if (v > best || (v == best && at < first)) {
+    best = v;
+    first = at;
+  }
+}
+
+// A row of scores a block: the index of the first of the largest, -1 where none is finite.
+extern "C" __global__ void operation_argmax(const float *x, u32 width, u64 *y) {
+  __shared__ float bests[32];
+  __shared__ u32 firsts[32];
+  __shared__ u32 finite;
+  if (threadIdx.x == 0) finite = 0;
+  __syncthreads();
+  const float *row = x + (u64)blockIdx.x * width;
+  float best = __uint_as_float(0xff800000u);
+  u32 first = 0xffffffffu, some = 0;
+#pragma unroll 4
+  for (u32 k = threadIdx.x; k < width; k += blockDim.x) {
+    float v = row[k];
+    some |= (__float_as_uint(v) & 0x7fffffffu) < 0x7f800000u ? 1u : 0u;
+    keep_larger(best, first, v, k);
+  }
+#pragma unroll
+  for (int step = WARP / 2; step > 0; step /= 2) {
+    float v = __shfl_xor_sync(0xffffffffu, best, step);
+    u32 at = __shfl_xor_sync(0xffffffffu, first, step);
+    keep_larger(best, first, v, at);
+  }
+  if (threadIdx.x % WARP == 0) {
+    bests[threadIdx.x / WARP] = best;
+    firsts[threadIdx.x / WARP] = first;
+  }
+  // Whoever writes it writes the same.
+  if (some) finite = 1;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (u32 w = 1; w < blockDim.x / WARP; ++w) keep_larger(best, first, bests[w], firsts[w]);
+  y[blockIdx.x] = finite ? (u64)first : ~0ull;
 }

@@ -57,6 +57,8 @@ pub const FILES: &[File] = &[
             "operation_rows",
             "operation_rms_norm",
             "operation_append",
+            "operation_copy",
+            "operation_argmax",
         ],
         products: &[],
     },

@@ -1,8 +1,9 @@
 //! Operations of a host's graph that run here so that values need not leave the device between two forms.
 //!
 //! Sums and products of values of one shape, or where one repeats over the leading dims of the other, rows of a table,
-//! norms of rows, and appends to regions of the state that have their home here; anything else is refused and stays with
-//! the host. No call allocates or waits, so all of them may be recorded.
+//! norms of rows, elements in another order, appends to regions of the state that have their home here, and the choice of
+//! the next token; anything else is refused and stays with the host. No call allocates or waits, so all of them may be
+//! recorded.
 
 use std::sync::Arc;
 
@@ -13,11 +14,24 @@ use structures_plugin_api::DType;
 use crate::context::{Arguments, Buffer, Grid, Kernel, Module};
 
 /// What is declared.
-pub const KINDS: &[&str] = &["add", "mul", "embedding", "rms_norm", "kv_append"];
+pub const KINDS: &[&str] = &[
+    "add",
+    "mul",
+    "embedding",
+    "rms_norm",
+    "transpose",
+    "contiguous",
+    "kv_append",
+    "argmax",
+];
 /// The file of its kernels.
 pub const FILE: &str = "operations";
 
 const THREADS: u32 = 256;
+/// A row of scores has one block, so that has as many as a block may have.
+const CHOOSING: u32 = 1024;
+/// Axes that the kernel of copies knows, once those that stay together are one.
+const AXES: usize = 5;
 
 /// Binds one of [`KINDS`].
 ///
@@ -81,6 +95,18 @@ pub fn bind(
                 scale,
             }
         }
+        "transpose" | "contiguous" => Body::Copy {
+            kernel: module.kernel("operation_copy", 0)?,
+            x: ports::position(&request.params.inputs, "x")?,
+            perm: match kind {
+                "transpose" => Some(axes(request)?),
+                _ => None,
+            },
+        },
+        "argmax" => Body::Choice {
+            kernel: module.kernel("operation_argmax", 0)?,
+            x: ports::position(&request.params.inputs, "x")?,
+        },
         "kv_append" => Body::Append {
             kernel: module.kernel("operation_append", 0)?,
             x: ports::position(&request.params.inputs, "x")?,
@@ -96,6 +122,39 @@ pub fn bind(
         device: request.device,
         body,
     }))
+}
+
+/// The order of axes that a transpose asks for.
+fn axes(request: &BindRequest<'_>) -> Result<Vec<usize>, Failure> {
+    let perm = request.params.params.get("perm").and_then(|v| v.as_array());
+    let perm: Option<Vec<usize>> = perm.and_then(|list| {
+        let axes = list.iter().map(|axis| axis.as_u64());
+        axes.map(|axis| usize::try_from(axis?).ok()).collect()
+    });
+    let perm = perm.ok_or_else(|| Failure::refused("param_missing", "list `perm`"))?;
+    let each = (0..perm.len()).all(|axis| perm.contains(&axis));
+    match each {
+        true => Ok(perm),
+        false => {
+            let text = format!("axes {perm:?}, expected each once");
+            Err(Failure::refused("operand_dims", text))
+        }
+    }
+}
+
+/// Sizes and strides of the axes by which dense elements of these dims are read in another order: an axis of one is left
+/// out, and axes that stay neighbours are one.
+fn walk(of: &[u64], perm: &[usize]) -> Vec<(u64, u64)> {
+    let stride = |axis: usize| of[axis + 1..].iter().product::<u64>();
+    let mut walked: Vec<(u64, u64)> = Vec::with_capacity(perm.len());
+    for axis in perm.iter().filter(|axis| of[**axis] != 1) {
+        let (size, step) = (of[*axis], stride(*axis));
+        match walked.last_mut() {
+            Some(before) if before.1 == size * step => *before = (before.0 * size, step),
+            _ => walked.push((size, step)),
+        }
+    }
+    walked
 }
 
 fn dims(tensor: &Tensor<'_>) -> Vec<u64> {
@@ -138,6 +197,16 @@ enum Body {
         x: usize,
         valid: usize,
         region: usize,
+    },
+    Copy {
+        kernel: Kernel,
+        x: usize,
+        /// As it lies without one.
+        perm: Option<Vec<usize>>,
+    },
+    Choice {
+        kernel: Kernel,
+        x: usize,
     },
 }
 
@@ -214,6 +283,43 @@ impl Operation {
     }
 }
 
+impl Operation {
+    /// Of every row of `x` the index of the first of the largest.
+    fn choose(
+        &self,
+        queue: u64,
+        kernel: &Kernel,
+        x: &Tensor<'_>,
+        y: &Tensor<'_>,
+    ) -> Result<(), Failure> {
+        let of = dims(x);
+        let (width, lead) = of.split_last().map_or((1, &[][..]), |(n, lead)| (*n, lead));
+        let rows: u64 = lead.iter().product();
+        // An index is told apart from none.
+        let width = u32::try_from(width)
+            .ok()
+            .filter(|n| (1..u32::MAX >> 1).contains(n));
+        let blocks = u32::try_from(rows).ok().filter(|n| *n <= i32::MAX as u32);
+        let (Some(width), Some(blocks), true) = (width, blocks, dims(y) == lead) else {
+            let text = format!("indices {:?} for scores {of:?}", y.dims());
+            return Err(Failure::invalid("dims_inconsistent", text));
+        };
+        if blocks == 0 {
+            return Ok(());
+        }
+        let (from, to) = (self.address(x, DType::F32)?, self.address(y, DType::I64)?);
+        let grid = Grid {
+            blocks: (blocks, 1),
+            threads: CHOOSING,
+            shared: 0,
+        };
+        let arguments = Arguments::default();
+        let arguments = arguments.with(&from).with(&width).with(&to);
+        // SAFETY: the kernel's arguments; a block reads its row and writes its index, and dims are checked above.
+        unsafe { kernel.context().launch(queue, kernel, grid, arguments) }
+    }
+}
+
 /// Elements of an operand that repeats over the leading dims of the result.
 fn repeated(of: &[u64], to: &[u64]) -> Result<u64, Failure> {
     let lead = of.iter().take_while(|n| **n == 1).count();
@@ -236,7 +342,7 @@ impl BoundForm for Operation {
                 .sum(),
             Body::Norm { scale, .. } => scale.as_ref().map_or(0, Buffer::bytes),
             Body::Rows { table, .. } => table.bytes(),
-            Body::Append { .. } => 0,
+            Body::Append { .. } | Body::Copy { .. } | Body::Choice { .. } => 0,
         };
         FormFacts {
             packed_bytes,
@@ -265,6 +371,10 @@ impl BoundForm for Operation {
             return self.append(queue, kernel, &x, &valid, &region);
         }
         let output = ports::output(outputs, 0)?.as_tensor();
+        if let Body::Choice { kernel, x } = &self.body {
+            let x = ports::required(inputs, *x)?;
+            return self.choose(queue, kernel, &x, &output);
+        }
         let (y, shape) = (self.address(&output, DType::F32)?, dims(&output));
         let count: u64 = shape.iter().product();
         if count == 0 {
@@ -350,8 +460,34 @@ impl BoundForm for Operation {
                 // SAFETY: as above; a row that is not in the table is not read.
                 unsafe { kernel.context().launch(queue, kernel, grid, arguments) }
             }
-            // Done above: it makes no output.
-            Body::Append { .. } => Ok(()),
+            Body::Copy { kernel, x, perm } => {
+                let tensor = ports::required(inputs, *x)?;
+                let (from, of) = (self.address(&tensor, DType::F32)?, dims(&tensor));
+                let as_it_lies: Vec<usize> = (0..of.len()).collect();
+                let perm = perm.as_deref().unwrap_or(&as_it_lies);
+                let turned = |perm: &[usize]| perm.iter().map(|a| of[*a]).collect::<Vec<_>>();
+                if perm.len() != of.len() || turned(perm) != shape {
+                    let text = format!("dims {shape:?} for axes {perm:?} of {of:?}");
+                    return Err(Failure::invalid("dims_inconsistent", text));
+                }
+                let walked = walk(&of, perm);
+                let Some(left) = AXES.checked_sub(walked.len()) else {
+                    let text = format!("axes {perm:?} of {of:?}: more than {AXES} that move apart");
+                    return Err(Failure::refused("envelope", text));
+                };
+                let mut axes = [(1, 0); AXES];
+                axes[left..].copy_from_slice(&walked);
+                let [(_, s0), (n1, s1), (n2, s2), (n3, s3), (n4, s4)] = axes;
+                let arguments = Arguments::default().with(&from).with(&y).with(&count);
+                let arguments = arguments.with(&n1).with(&n2).with(&n3).with(&n4);
+                let arguments = arguments.with(&s0).with(&s1).with(&s2).with(&s3);
+                let arguments = arguments.with(&s4);
+                let grid = grid(count.div_ceil(u64::from(THREADS)))?;
+                // SAFETY: as above; sizes and strides walk every element of the input once.
+                unsafe { kernel.context().launch(queue, kernel, grid, arguments) }
+            }
+            // Done above: these make no f32 output.
+            Body::Append { .. } | Body::Choice { .. } => Ok(()),
         }
     }
 }
@@ -359,6 +495,18 @@ impl BoundForm for Operation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn axes_that_stay_together_are_one() {
+        assert_eq!(walk(&[2, 3, 4], &[0, 1, 2]), [(24, 1)]);
+        assert_eq!(walk(&[1, 1, 3, 4], &[0, 2, 1, 3]), [(12, 1)]);
+        assert_eq!(
+            walk(&[1, 5, 3, 4], &[0, 2, 1, 3]),
+            [(3, 4), (5, 12), (4, 1)]
+        );
+        assert_eq!(walk(&[2, 3, 4, 5], &[2, 3, 0, 1]), [(20, 1), (6, 20)]);
+        assert_eq!(walk(&[1, 1], &[1, 0]), []);
+    }
 
     #[test]
     fn what_repeats_over_leading_dims_is_taken_and_nothing_else() {

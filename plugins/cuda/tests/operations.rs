@@ -58,6 +58,11 @@ fn offset() -> [(String, serde_json::Value); 3] {
     ]
 }
 
+/// Attributes of a transpose.
+fn turned(perm: &[usize]) -> [(String, serde_json::Value); 1] {
+    [("perm".to_string(), perm.into())]
+}
+
 fn bind(
     plugin: &Plugin,
     kind: &str,
@@ -70,6 +75,7 @@ fn bind(
         outputs: vec!["y".into()],
         params: match kind {
             "rms_norm" => offset().into(),
+            "transpose" => turned(&[0, 2, 1, 3]).into(),
             _ => Default::default(),
         },
         ..BindParams::default()
@@ -220,6 +226,166 @@ fn rows_are_normed_to_f32s_precision() {
             }
         }
     }
+}
+
+/// Elements of these dims in another order of axes.
+fn reordered(x: &[f32], dims: &[usize], perm: &[usize]) -> Vec<f32> {
+    let stride = |axis: usize| dims[axis + 1..].iter().product::<usize>();
+    let element = |i: usize| {
+        let (mut left, mut at) = (i, 0);
+        for axis in perm.iter().rev() {
+            at += left % dims[*axis] * stride(*axis);
+            left /= dims[*axis];
+        }
+        x[at]
+    };
+    (0..x.len()).map(element).collect()
+}
+
+#[test]
+fn elements_in_another_order_are_the_hosts_bit_for_bit() {
+    let Some((plugin, _dir)) = open() else {
+        return;
+    };
+    let device = plugin.device(GPU).expect("opens");
+    let shapes: [(&[usize], &[usize]); 9] = [
+        (&[1, 7, 3, 45], &[0, 2, 1, 3]),
+        (&[2, 1, 5, 32], &[0, 2, 1, 3]),
+        (&[2, 33, 5], &[2, 1, 0]),
+        (&[45, 31], &[1, 0]),
+        (&[3, 4, 5, 6], &[3, 1, 0, 2]),
+        (&[2, 3, 4, 5, 6], &[4, 2, 0, 3, 1]),
+        // Six axes of which two stay together, and one of one.
+        (&[2, 3, 4, 5, 2, 3], &[2, 3, 0, 5, 1, 4]),
+        (&[2, 3, 1, 2, 3, 2], &[5, 3, 4, 2, 1, 0]),
+        (&[300], &[0]),
+    ];
+    for (dims, perm) in shapes {
+        let params = BindParams {
+            inputs: vec!["x".into()],
+            outputs: vec!["y".into()],
+            params: turned(perm).into(),
+            ..BindParams::default()
+        };
+        let form = plugin.bind(&BindSpec {
+            form: &operation_form("transpose"),
+            device: GPU,
+            span: "transpose",
+            weights: &[],
+            statistics: &[],
+            params: &params,
+            contract: row_capacity(DType::F32, 64),
+        });
+        let form = form.expect("binds");
+        let x = ramp(dims.iter().product(), 13);
+        let made: Vec<usize> = perm.iter().map(|a| dims[*a]).collect();
+        let got = call(&device, &form, &[(&x, dims)], &made).expect("runs");
+        assert_eq!(got, reordered(&x, dims, perm), "{dims:?} {perm:?}");
+    }
+    let copy = bind(&plugin, "contiguous", &["x"], &[], GPU).expect("binds");
+    let x = ramp(3 * 7 * 45, 11);
+    let got = call(&device, &copy, &[(&x, &[3, 7, 45])], &[3, 7, 45]);
+    assert_eq!(got.expect("runs"), x);
+    let code = |dims: &[usize], made: &[usize]| {
+        // A call that is not what was agreed on ends a form.
+        let form = bind(&plugin, "transpose", &["x"], &[], GPU).expect("binds");
+        let x = ramp(dims.iter().product(), 1);
+        let refused = call(&device, &form, &[(&x, dims)], made);
+        refused.err().map(|e| e.code)
+    };
+    assert_eq!(code(&[1, 2, 3, 4], &[1, 3, 2, 4]), None);
+    let bad = Some("dims_inconsistent".to_string());
+    assert_eq!(code(&[1, 2, 3, 4], &[1, 2, 3, 4]), bad);
+    assert_eq!(code(&[2, 3, 4], &[2, 4, 3]), bad);
+}
+
+/// The host's choice: the first of the largest, none where no score is finite.
+fn first_largest(row: &[f32]) -> i64 {
+    if !row.iter().any(|v| v.is_finite()) {
+        return -1;
+    }
+    let numbers = row.iter().copied().filter(|v| !v.is_nan());
+    let most = numbers.fold(f32::NEG_INFINITY, f32::max);
+    let first = row.iter().position(|v| *v == most);
+    first.map_or(-1, |at| at as i64)
+}
+
+#[test]
+fn of_every_row_the_first_of_the_largest_is_chosen_as_the_host_does() {
+    let Some((plugin, _dir)) = open() else {
+        return;
+    };
+    let device = plugin.device(GPU).expect("opens");
+    let form = bind(&plugin, "argmax", &["x"], &[], GPU).expect("binds");
+    let (nan, low, high) = (f32::NAN, f32::NEG_INFINITY, f32::INFINITY);
+    let chosen = |rows: &[Vec<f32>]| -> Vec<i64> {
+        let width = rows[0].len();
+        let x = on(&device, &rows.concat());
+        let mut made = device.lease(8 * rows.len() as u64).expect("memory");
+        {
+            let x = x.tensor(DType::F32, &[1, rows.len(), width]).expect("fits");
+            let y = made.tensor_mut(DType::I64, &[1, rows.len()]).expect("fits");
+            form.call_on(&device, None, &[x], &mut [y], &mut [])
+                .expect("runs");
+        }
+        let mut got = vec![7_i64; rows.len()];
+        made.copy_out(None, 0, &mut got).expect("copies");
+        got
+    };
+    let mut seed = 1_u32;
+    let mut next = move |n: usize| {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 8) as usize % n.max(1)
+    };
+    // Under a warp, a warp, odd ones, a block and more than one piece of it.
+    for width in [1, 2, 5, 31, 32, 33, 45, 264, 1000, 1024, 1025, 5003] {
+        // Few values, so that most rows have ties.
+        let mut row = || -> Vec<f32> { (0..width).map(|_| next(9) as f32 - 4.0).collect() };
+        let mut rows: Vec<Vec<f32>> = (0..4).map(|_| row()).collect();
+        for value in [nan, low, high, -0.0, f32::MIN, f32::MAX] {
+            let mut with = row();
+            (0..1 + width / 3).for_each(|i| with[(i * 7 + 3) % width] = value);
+            rows.push(with);
+            rows.push(vec![value; width]);
+        }
+        for (all, one) in [
+            (nan, low),
+            (nan, high),
+            (low, high),
+            (nan, 0.5),
+            (low, f32::MIN),
+        ] {
+            let mut with = vec![all; width];
+            with[width - 1] = one;
+            rows.push(with);
+        }
+        let zeros = (0..width).map(|i| if i % 2 == 0 { -0.0 } else { 0.0 });
+        rows.push(zeros.collect());
+        let want: Vec<i64> = rows.iter().map(|row| first_largest(row)).collect();
+        assert_eq!(chosen(&rows), want, "{width}");
+        assert!(want.contains(&-1) && want.iter().any(|at| *at >= 0));
+        // The only largest one, wherever it is.
+        for at in [0, width / 3, width / 2, width - 1] {
+            let mut row = vec![1.0; width];
+            row[at] = 2.0;
+            assert_eq!(chosen(&[row]), [at as i64], "{width}");
+        }
+    }
+    let x = on(&device, &[1.0; 8]);
+    let mut made = device.lease(64).expect("memory");
+    let mut refused = |dtype, dims: &[usize]| {
+        let form = bind(&plugin, "argmax", &["x"], &[], GPU).expect("binds");
+        let x = x.tensor(DType::F32, &[2, 4]).expect("fits");
+        let y = made.tensor_mut(dtype, dims).expect("fits");
+        let called = form.call_on(&device, None, &[x], &mut [y], &mut []);
+        called.err().map(|e| e.code)
+    };
+    assert_eq!(refused(DType::I64, &[2]), None);
+    assert_eq!(refused(DType::F32, &[2]).as_deref(), Some("view_dtype"));
+    assert_eq!(
+        refused(DType::I64, &[2, 1]).as_deref(),
+        Some("dims_inconsistent")
+    );
 }
 
 /// An append bound as a host binds it.

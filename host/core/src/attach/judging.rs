@@ -291,18 +291,27 @@ impl<'a> Prepared<'a> {
             note.operations = operations.len();
             Ok::<_, Error>(note)
         };
-        let mut operations = self.operations(active)?;
+        let mut operations = self.operations(active, judge.captured)?;
         if judge.captured && !operations.is_empty() {
             // A captured step with the host in between takes values from host memory and leaves them there.
             let mut all = installs(active.iter());
             all.extend(operations.iter().map(|o| o.install.clone()));
             let plan = self.plan(all)?;
             let given_up = match judge::device_step(self.model.session(), &plan) {
-                Ok(note) => note.filter(|note| note.place.is_empty()).map(
-                    |PlaceNote { code, reason, .. }| {
-                        (code.unwrap_or_default(), reason.unwrap_or_default())
-                    },
-                ),
+                Ok(Some(PlaceNote {
+                    place,
+                    code,
+                    reason,
+                    ..
+                })) if place.is_empty() => {
+                    Some((code.unwrap_or_default(), reason.unwrap_or_default()))
+                }
+                Ok(note) => {
+                    // A choice that the step does not make there has nothing to do.
+                    let choice = note.is_some_and(|note| note.choice);
+                    operations.retain(|o| choice || o.install.chooses().is_none());
+                    None
+                }
                 // Whether the seats alone have a captured form is judged below.
                 Err(Error::Graph(GraphError::Capture { at, code, reason })) => {
                     Some((code.into(), format!("`{at}`: {reason}")))

@@ -77,27 +77,60 @@ impl<'a> Compiler<'a> {
         let output = capture.last_row.and_then(|o| graph.outputs.get(o));
         let mut cut = output.and_then(|(_, v)| tail::cut(plan, *v));
         let stays = c.stays(plan)?;
-        match split(graph, plan, &stays) {
+        let split = split(graph, plan, &stays);
+        match &split {
             Ok(Some(found)) => {
                 c.plan_steps(plan, found.before.iter().copied(), &mut cut)?;
-                c.there(plan, &found)?;
+                c.there(plan, found)?;
                 c.keep_last_row(&mut cut);
                 c.plan_steps(plan, found.after.iter().copied(), &mut cut)?;
             }
             none => {
-                c.not_there = none.err().map(|(code, reason)| PlaceNote {
-                    place: String::new(),
+                c.not_there = none.as_ref().err().map(|(code, reason)| PlaceNote {
                     form: "host".into(),
-                    calls: 0,
-                    crossing: (0, 0),
-                    code: Some(code.into()),
-                    reason: Some(reason),
+                    code: Some((*code).into()),
+                    reason: Some(reason.clone()),
+                    ..PlaceNote::default()
                 });
                 c.plan_steps(plan, 0..plan.steps.len(), &mut cut)?;
             }
         }
         c.results(capture.windows)?;
+        if let (Ok(Some(split)), Some(greedy)) = (&split, capture.greedy) {
+            c.choose(plan, split, greedy.scores)?;
+        }
         Ok(c)
+    }
+
+    /// Has the next token chosen at the place of the part, where somebody does that there, the scores are made there and
+    /// the host only gives them away.
+    fn choose(&mut self, plan: &Plan, split: &Split, output: usize) -> Result<(), GraphError> {
+        let draft = Draft {
+            session: self.session,
+            plan,
+            split,
+        };
+        let (Some((_, v)), Some(there)) = (self.graph.outputs.get(output), &mut self.there) else {
+            return Ok(());
+        };
+        let scores = draft.root(*v);
+        let as_they_lie = there.taken(scores) == self.outputs.get(output).map(|(buf, _)| *buf);
+        let chooses =
+            |i: &&Install| i.chooses() == Some(*v) && i.runner.place() == Some(&split.place);
+        let Some(install) = plan.installs.iter().find(chooses) else {
+            return Ok(());
+        };
+        let dims = self.outputs[output].1.clone();
+        if !as_they_lie || draft.read_after(scores) || !install.runner.stays(&[Some(&dims)])? {
+            return Ok(());
+        }
+        there.choose(install, self.runners.len(), scores, dims);
+        self.runners.push(Planned {
+            name: install.name.clone(),
+            runner: install.runner.clone(),
+            frozen: Frozen::There,
+        });
+        Ok(())
     }
 
     /// Once the value is made: from here on there is one row, its last one, where it lies.
@@ -132,8 +165,8 @@ impl<'a> Compiler<'a> {
     /// it, or the host appends to it and none of them is.
     fn stays(&self, plan: &Plan) -> Result<Vec<bool>, GraphError> {
         let serves = plan.installs.iter().map(|i| match i.runner.place() {
-            Some(_) => self.serves(i),
-            None => Ok(false),
+            Some(_) if i.chooses().is_none() => self.serves(i),
+            _ => Ok(false),
         });
         let mut stays = serves.collect::<Result<Vec<_>, _>>()?;
         let owner = |op: OpId| plan.installs.iter().position(|i| i.ops.contains(&op));

@@ -39,7 +39,7 @@ use crate::GraphError;
 use arena::{Arena, Rest, OUTS};
 use compile::{copy_dense, gather, names, refused, row_major_of, Compiler};
 use step::{Place, Planned, Read, Slice, Source, Step, Zip};
-use there::There;
+use there::{There, Turn};
 use window::{Content, Window};
 
 pub use manifest::{Manifest, PlaceNote, RegionNote, StageNote, WindowNote};
@@ -96,6 +96,8 @@ pub struct StaticPlan {
     outputs: Vec<(arena::Buf, Vec<usize>)>,
     greedy: Option<(Greedy, usize, usize)>,
     choice: Option<u32>,
+    /// The scores come home in every replay, whoever chooses.
+    bring_scores: bool,
     tokens: usize,
     batch: usize,
     room: usize,
@@ -159,6 +161,7 @@ impl Session {
             outputs: c.outputs,
             greedy,
             choice: None,
+            bring_scores: false,
             tokens,
             batch,
             room: capture.state.room(),
@@ -321,6 +324,7 @@ impl StaticPlan {
             w.take(&mut self.arena, &mut self.numbers);
         }
         state.begin();
+        let mut chosen = None;
         for step in &self.steps {
             if let (Step::There, Some(there)) = (step, &mut self.there) {
                 let params = &self.params;
@@ -337,8 +341,13 @@ impl StaticPlan {
                             _ => f(&[]),
                         }
                     };
-                let run = (&mut *state, self.tokens);
-                there.replay(&self.runners, &mut self.arena, slice, &self.numbers, run)?;
+                let turn = Turn {
+                    state: &mut *state,
+                    tokens: self.tokens,
+                    scores: self.bring_scores,
+                };
+                chosen =
+                    there.replay(&self.runners, &mut self.arena, slice, &self.numbers, turn)?;
                 continue;
             }
             let mut run = Run {
@@ -356,11 +365,16 @@ impl StaticPlan {
             run.step(step)?;
         }
         if let Some((g, token, position)) = self.greedy {
-            let scores = self.arena.get(self.outputs[g.scores].0);
-            let vocabulary = self.outputs[g.scores].1.last().copied().unwrap_or(0);
-            let last = &scores[scores.len() - vocabulary.min(scores.len())..];
             // A token is only chosen together with its state.
-            self.choice = row::argmax(last).map(|i| i as u32);
+            self.choice = match chosen {
+                Some(chosen) => u32::try_from(chosen).ok(),
+                None => {
+                    let scores = self.arena.get(self.outputs[g.scores].0);
+                    let vocabulary = self.outputs[g.scores].1.last().copied().unwrap_or(0);
+                    let last = &scores[scores.len() - vocabulary.min(scores.len())..];
+                    row::argmax(last).map(|i| i as u32)
+                }
+            };
             if let Some(next) = self.choice {
                 self.numbers[token][0] = i64::from(next);
             }
@@ -414,12 +428,33 @@ impl StaticPlan {
         }
     }
 
-    /// The scores of a greedy step, as they lie.
-    pub fn scores(&self) -> &[f32] {
-        match self.greedy {
-            Some((g, _, _)) => self.arena.get(self.outputs[g.scores].0),
-            None => &[],
+    /// Whether every replay brings the scores of a greedy step home from the place where they are made. Otherwise one that
+    /// chooses there leaves them there until somebody asks.
+    pub fn bring_scores(&mut self, always: bool) {
+        self.bring_scores = always;
+    }
+
+    /// The scores of a greedy step, as they lie; brought home now where the last replay left them.
+    ///
+    /// # Errors
+    /// [`GraphError::PlaceLost`].
+    pub fn scores(&mut self) -> Result<&[f32], GraphError> {
+        let Some((g, _, _)) = self.greedy else {
+            return Ok(&[]);
+        };
+        let buf = self.outputs[g.scores].0;
+        if let Some(there) = self.there.as_mut().filter(|there| there.left()) {
+            there.fetch(self.arena.get_mut(buf))?;
+            there.fetched();
         }
+        Ok(self.arena.get(buf))
+    }
+
+    /// Where a window's elements are that were left at a place.
+    fn left(&self, buf: arena::Buf) -> Option<&There> {
+        let (g, _, _) = self.greedy?;
+        let there = self.there.as_ref().filter(|there| there.left())?;
+        (self.outputs[g.scores].0 == buf).then_some(there)
     }
 
     /// Rewrites a window between two replays.
@@ -438,11 +473,19 @@ impl StaticPlan {
     /// A copy of what a window holds.
     ///
     /// # Errors
-    /// [`GraphError::NoWindow`].
+    /// [`GraphError::NoWindow`]; [`GraphError::PlaceLost`] for scores that were left at a place.
     pub fn read(&self, name: &str) -> Result<Tensor, GraphError> {
         let Some(w) = self.windows.iter().find(|w| w.name == name) else {
             return Err(self.no_window(name));
         };
+        if let Content::Values(buf) = w.content {
+            if let Some(there) = self.left(buf) {
+                let mut data = vec![0.0; self.arena.get(buf).len()];
+                there.fetch(&mut data)?;
+                let made = Tensor::from_vec(data, w.dims.as_slice(), &Device::Cpu);
+                return made.map_err(|e| kernel_failed("window", name, e));
+            }
+        }
         let read = w.read(&self.arena, &self.numbers);
         read.map_err(|e| kernel_failed("window", name, e))
     }

@@ -531,7 +531,7 @@ fn b_234_the_next_token_and_its_position_are_chosen_inside() {
         })
         .collect();
     assert_eq!(got, want);
-    assert_eq!(step.scores().len(), 8);
+    assert_eq!(step.scores().unwrap().len(), 8);
     assert_eq!(step.read("positions").unwrap().dtype(), DType::I64);
 }
 

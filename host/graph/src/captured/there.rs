@@ -7,6 +7,9 @@
 //! then they are recorded. A place that records nothing, and a call that cannot be recorded, leave the part as it is, one
 //! call after the other, with the code and reason why.
 //!
+//! Where the scores of a greedy step are made there, the next token may be chosen there too ([`Install::choice`]). Then a
+//! step says which one it is, and the scores stay until somebody asks for them.
+//!
 //! Owns: which steps of a plan such a part is, or why there is none. Does not own how memory is kept and work is recorded
 //! ([`Recorder`]).
 
@@ -18,9 +21,9 @@ use super::step::{Planned, Slice};
 use crate::graph::{Graph, OpId, ValueId};
 use crate::kernels::Kernel;
 use crate::ops::OpKind;
-use crate::place::{Away, Held, Place, Recorded, Recorder, Unserved};
+use crate::place::{Away, Held, Place, Recorded, Recorder, Unserved, NO_SUCH_SCORE};
 use crate::plan::{appends, Plan, What};
-use crate::session::{Exec, Session};
+use crate::session::{Exec, Install, Session};
 use crate::state::State;
 use crate::GraphError;
 
@@ -156,6 +159,8 @@ struct Call {
     inputs: Vec<Option<In>>,
     outputs: Vec<ValueId>,
     appends: Option<usize>,
+    /// Its only result is the choice.
+    chooses: bool,
 }
 
 /// Where what the host gives lies.
@@ -179,15 +184,44 @@ pub(super) struct There {
     recorder: Box<dyn Recorder>,
     /// Regions that have their home there, with who appends to them.
     pub(super) housed: Vec<(usize, usize)>,
+    choice: Option<Choice>,
     ready: Option<Ready>,
     refusal: Option<Unserved>,
 }
 
-/// A recording, what it was made with, and the values it makes.
+/// The next token, chosen there.
+struct Choice {
+    /// Its call.
+    call: usize,
+    scores: ValueId,
+    /// Scores of a row.
+    width: usize,
+    /// What was chosen in every row.
+    rows: Vec<i64>,
+    /// The scores of the last step, where they were left.
+    left: Option<Held>,
+}
+
+/// What one pass over the calls makes.
+#[derive(Default)]
+struct Made {
+    values: HashMap<ValueId, Held>,
+    choice: Option<Held>,
+}
+
+/// A recording, what it was made with, and what it makes.
 struct Ready {
     stamp: u64,
     recorded: Box<dyn Recorded>,
-    values: HashMap<ValueId, Held>,
+    made: Made,
+}
+
+/// What a step is made with.
+pub(super) struct Turn<'s> {
+    pub(super) state: &'s mut State,
+    pub(super) tokens: usize,
+    /// The scores come home, whoever chooses.
+    pub(super) scores: bool,
 }
 
 /// What such a part is, as data.
@@ -201,12 +235,19 @@ pub struct PlaceNote {
     pub calls: usize,
     /// Values that the host gives and takes in every step.
     pub crossing: (usize, usize),
+    /// The next token is chosen there: it is taken, and its scores only when somebody asks for them.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub choice: bool,
     /// Why it is not recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<String>,
     /// The same, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// What a part is made from while a plan is compiled.
@@ -218,7 +259,7 @@ pub(super) struct Draft<'p> {
 
 impl Draft<'_> {
     /// The value a chain of reshapes starts from.
-    fn root(&self, mut v: ValueId) -> ValueId {
+    pub(super) fn root(&self, mut v: ValueId) -> ValueId {
         let graph = self.session.graph();
         while let Some((op, _)) = graph.producer(v) {
             let reshape = matches!(self.session.exec(op), Exec::Kernel(Kernel::Reshape(_)));
@@ -292,6 +333,25 @@ impl Draft<'_> {
         (given, taken)
     }
 
+    /// Whether the host reads a value that is made there, other than to give it away.
+    pub(super) fn read_after(&self, v: ValueId) -> bool {
+        let graph = self.session.graph();
+        let mut reads = self.split.after.iter().flat_map(|i| {
+            let (ops, given) = match &self.plan.steps[*i].what {
+                What::Op(op) => (std::slice::from_ref(op), &[][..]),
+                What::Span { install, ops } => (
+                    ops.as_slice(),
+                    self.plan.installs[*install].inputs.as_slice(),
+                ),
+            };
+            let reshape = |op: &&OpId| graph.op(**op).kind != OpKind::Reshape;
+            let read = ops.iter().filter(reshape);
+            let read = read.flat_map(|op| graph.op(*op).inputs.iter().flatten());
+            read.chain(given.iter().flatten())
+        });
+        reads.any(|read| self.root(*read) == v)
+    }
+
     /// The part, with where the host puts what it gives and finds what it takes. `runner` gives the index of an install's
     /// runner among the step's.
     pub(super) fn finish(
@@ -318,16 +378,7 @@ impl Draft<'_> {
             let install = &self.plan.installs[i];
             let appended = appends(graph, install);
             housed.extend(appended.map(|region| (region, runner(i))));
-            if refusal.is_none() && !install.runner.records() {
-                refusal = Some(Unserved {
-                    code: "capture_undeclared".into(),
-                    message: format!(
-                        "`{}` does not declare that it may be recorded",
-                        install.name
-                    ),
-                    declined: true,
-                });
-            }
+            refusal = refusal.or_else(|| undeclared(install));
             let inputs = install.inputs.iter().map(|v| {
                 let Some(v) = v else { return Ok(None) };
                 if let Some(region) = regions.get(v) {
@@ -341,6 +392,7 @@ impl Draft<'_> {
                 inputs: inputs.collect::<Result<_, GraphError>>()?,
                 outputs: install.outputs.clone(),
                 appends: appended,
+                chooses: false,
             });
         }
         Ok(There {
@@ -350,10 +402,22 @@ impl Draft<'_> {
             made,
             recorder,
             housed,
+            choice: None,
             ready: None,
             refusal,
         })
     }
+}
+
+fn undeclared(install: &Install) -> Option<Unserved> {
+    (!install.runner.records()).then(|| Unserved {
+        code: "capture_undeclared".into(),
+        message: format!(
+            "`{}` does not declare that it may be recorded",
+            install.name
+        ),
+        declined: true,
+    })
 }
 
 /// Why a pass over the calls ended.
@@ -374,8 +438,68 @@ impl There {
             form: form.into(),
             calls: self.calls.len(),
             crossing: (self.given.len(), self.made.len()),
+            choice: self.choice.is_some(),
             code: self.refusal.as_ref().map(|r| r.code.clone()),
             reason: self.refusal.as_ref().map(|r| r.message.clone()),
+        }
+    }
+
+    /// Where a value that the host takes is put.
+    pub(super) fn taken(&self, v: ValueId) -> Option<Buf> {
+        let made = self.made.iter().find(|(of, _)| *of == v);
+        made.map(|(_, buf)| *buf)
+    }
+
+    /// Has the next token chosen there, by an install whose runner is at this index, among scores that are made there, of
+    /// these dims.
+    pub(super) fn choose(
+        &mut self,
+        install: &Install,
+        runner: usize,
+        scores: ValueId,
+        dims: Vec<usize>,
+    ) {
+        if self.refusal.is_none() {
+            self.refusal = undeclared(install);
+        }
+        let width = dims.last().copied().unwrap_or(1);
+        let rows = dims.iter().product::<usize>() / width.max(1);
+        self.choice = Some(Choice {
+            call: self.calls.len(),
+            scores,
+            width,
+            rows: vec![0; rows],
+            left: None,
+        });
+        self.calls.push(Call {
+            runner,
+            inputs: vec![Some(In::Value(scores, dims))],
+            outputs: Vec::new(),
+            appends: None,
+            chooses: true,
+        });
+    }
+
+    /// Whether the scores of the last step were left there.
+    pub(super) fn left(&self) -> bool {
+        self.choice.as_ref().is_some_and(|c| c.left.is_some())
+    }
+
+    /// Brings the scores of the last step, where they were left there.
+    ///
+    /// # Errors
+    /// [`GraphError::PlaceLost`].
+    pub(super) fn fetch(&self, to: &mut [f32]) -> Result<(), GraphError> {
+        match self.choice.as_ref().and_then(|c| c.left.as_ref()) {
+            Some(Held::Away(away)) => self.recorder.read(away, to),
+            _ => Ok(()),
+        }
+    }
+
+    /// The scores of the last step are at home now.
+    pub(super) fn fetched(&mut self) {
+        if let Some(choice) = &mut self.choice {
+            choice.left = None;
         }
     }
 
@@ -395,9 +519,11 @@ impl There {
     /// Forgets the recording: what it was made with may be gone.
     pub(super) fn forget(&mut self) {
         self.ready = None;
+        self.fetched();
     }
 
-    /// One step. The regions have been appended to afterwards, and the outputs are in the arena.
+    /// One step. The regions have been appended to afterwards, and the outputs are in the arena; the number of the next
+    /// token, or -1, where it was chosen there and the scores were left there.
     pub(super) fn replay(
         &mut self,
         runners: &[Planned],
@@ -408,8 +534,14 @@ impl There {
             &mut dyn FnMut(&[f32]) -> Result<(), GraphError>,
         ) -> Result<(), GraphError>,
         numbers: &[Vec<i64>],
-        (state, tokens): (&mut State, usize),
-    ) -> Result<(), GraphError> {
+        turn: Turn<'_>,
+    ) -> Result<Option<i64>, GraphError> {
+        let Turn {
+            state,
+            tokens,
+            scores,
+        } = turn;
+        self.fetched();
         let regions = || self.housed.iter().map(|(region, _)| *region);
         let stamp = match state.ready(&self.place, regions(), tokens)? {
             Some(stamp) => stamp,
@@ -448,23 +580,72 @@ impl There {
             }
             None => None,
         };
-        match &self.ready {
-            Some(ready) => read(&*self.recorder, &self.made, &ready.values, arena)?,
+        let chosen = match self.ready.take() {
+            Some(ready) => {
+                let chosen = self.read(runners, &ready.made, arena, !scores);
+                self.ready = Some(ready);
+                chosen?
+            }
             None => {
                 let pass = self.pass(runners, state, tokens);
-                let values = pass.map_err(|e| self.ended(runners, e))?;
-                read(&*self.recorder, &self.made, &values, arena)?;
+                let made = pass.map_err(|e| self.ended(runners, e))?;
+                let records = self.refusal.is_none();
+                let chosen = self.read(runners, &made, arena, !scores && !records)?;
                 // What they were in is there for the recording, which must not allocate.
-                drop(values);
-                if self.refusal.is_none() {
+                drop(made);
+                if records {
                     self.record(runners, state, tokens, stamp)?;
                 }
+                chosen
             }
-        }
+        };
         self.housed
             .iter()
             .for_each(|(region, _)| state.appended(*region, tokens));
-        Ok(())
+        Ok(chosen)
+    }
+
+    /// Brings the outputs into the arena; or the choice alone for the scores, which are left there.
+    fn read(
+        &mut self,
+        runners: &[Planned],
+        made: &Made,
+        arena: &mut Arena,
+        leave: bool,
+    ) -> Result<Option<i64>, GraphError> {
+        let choice = self.choice.as_mut().filter(|_| leave);
+        let left = choice.as_ref().map(|choice| choice.scores);
+        let missing = |what: String| GraphError::Mismatch {
+            what,
+            expected: "made at the place".into(),
+            found: "nothing".into(),
+        };
+        for (v, buf) in self.made.iter().filter(|(v, _)| Some(*v) != left) {
+            match made.values.get(v) {
+                Some(Held::Away(away)) => self.recorder.read(away, arena.get_mut(*buf))?,
+                _ => return Err(missing(format!("value {} of a captured step", v.0))),
+            }
+        }
+        let Some(choice) = choice else {
+            return Ok(None);
+        };
+        match &made.choice {
+            Some(Held::Away(away)) => self.recorder.read_whole(away, &mut choice.rows)?,
+            _ => return Err(missing("the choice of a captured step".into())),
+        }
+        choice.left = made.values.get(&choice.scores).cloned();
+        let (chosen, width) = (choice.rows.last().copied().unwrap_or(-1), choice.width);
+        let there = chosen == -1 || usize::try_from(chosen).is_ok_and(|at| at < width);
+        if there {
+            return Ok(Some(chosen));
+        }
+        let runner = self.calls[choice.call].runner;
+        let why = Unserved {
+            code: NO_SUCH_SCORE.into(),
+            message: format!("it chose {chosen} of {width} scores"),
+            declined: false,
+        };
+        Err(self.ended(runners, Ended::Unserved(runner, why)))
     }
 
     fn record(
@@ -474,13 +655,13 @@ impl There {
         tokens: usize,
         stamp: u64,
     ) -> Result<(), GraphError> {
-        let mut values = None;
+        let mut made = None;
         let mut broke = None;
         let recorded = self
             .recorder
             .record(&mut || match self.pass(runners, state, tokens) {
-                Ok(made) => {
-                    values = Some(made);
+                Ok(all) => {
+                    made = Some(all);
                     Ok(())
                 }
                 Err(Ended::Unserved(runner, why)) => {
@@ -501,12 +682,12 @@ impl There {
         if let Some(lost @ GraphError::PlaceLost { .. }) = broke {
             return Err(lost);
         }
-        match (recorded, values) {
-            (Ok(recorded), Some(values)) => {
+        match (recorded, made) {
+            (Ok(recorded), Some(made)) => {
                 self.ready = Some(Ready {
                     stamp,
                     recorded,
-                    values,
+                    made,
                 });
             }
             (Err(why), _) if why.is_loss() => return Err(self.lost(why)),
@@ -526,20 +707,22 @@ impl There {
     }
 
     /// A launch that fails is not tried again: from here on the calls are made one by one, this step's too, which tells
-    /// everything there anew. It is a call the first of them did not serve, and who sits there says whether that ends the
-    /// run.
+    /// everything there anew. A launch is a call of everybody in it, so it is one that none of them served, and who sits
+    /// there says whether that ends the run.
     fn not_launched(&mut self, runners: &[Planned], why: Unserved) -> Result<(), GraphError> {
         if why.is_loss() {
             return Err(self.lost(why));
         }
         self.refusal = Some(why.clone());
-        match self.calls.first() {
-            Some(call) => runners[call.runner].runner.unserved(Unserved {
+        let mut said = Ok(());
+        for call in &self.calls {
+            let told = runners[call.runner].runner.unserved(Unserved {
                 declined: true,
-                ..why
-            }),
-            None => Ok(()),
+                ..why.clone()
+            });
+            said = said.and(told);
         }
+        said
     }
 
     fn ended(&self, runners: &[Planned], ended: Ended) -> GraphError {
@@ -557,16 +740,12 @@ impl There {
         }
     }
 
-    /// Every call once; all values they make.
-    fn pass(
-        &self,
-        runners: &[Planned],
-        state: &State,
-        tokens: usize,
-    ) -> Result<HashMap<ValueId, Held>, Ended> {
-        let mut values: HashMap<ValueId, Held> = HashMap::new();
+    /// Every call once; all they make.
+    fn pass(&self, runners: &[Planned], state: &State, tokens: usize) -> Result<Made, Ended> {
+        let mut made = Made::default();
         for given in &self.given {
-            values.insert(given.value, Held::Away(given.to.clone()));
+            let there = Held::Away(given.to.clone());
+            made.values.insert(given.value, there);
         }
         let valid = state.len() + tokens;
         let region = |at: usize| {
@@ -584,7 +763,7 @@ impl There {
                 inputs.push(match input {
                     None => None,
                     Some(In::Region(at)) => Some(Held::Away(region(*at)?)),
-                    Some(In::Value(v, dims)) => match values.get(v) {
+                    Some(In::Value(v, dims)) => match made.values.get(v) {
                         Some(Held::Away(away)) if away.dims() != dims.as_slice() => {
                             Some(Held::Away(away.view(dims.clone())))
                         }
@@ -593,38 +772,18 @@ impl There {
                 });
             }
             let appended = call.appends.map(region).transpose()?;
-            let made = runners[call.runner]
+            let all = runners[call.runner]
                 .runner
                 .replay_at(&inputs, appended.as_ref());
-            let made = made.map_err(|why| Ended::Unserved(call.runner, why))?;
-            if call.appends.is_none() {
-                values.extend(call.outputs.iter().copied().zip(made));
+            let all = all.map_err(|why| Ended::Unserved(call.runner, why))?;
+            match call.chooses {
+                true => made.choice = all.into_iter().next(),
+                false if call.appends.is_some() => {}
+                false => made.values.extend(call.outputs.iter().copied().zip(all)),
             }
         }
-        Ok(values)
+        Ok(made)
     }
-}
-
-/// Brings the outputs into the arena.
-fn read(
-    recorder: &dyn Recorder,
-    made: &[(ValueId, Buf)],
-    values: &HashMap<ValueId, Held>,
-    arena: &mut Arena,
-) -> Result<(), GraphError> {
-    for (v, buf) in made {
-        match values.get(v) {
-            Some(Held::Away(away)) => recorder.read(away, arena.get_mut(*buf))?,
-            _ => {
-                return Err(GraphError::Mismatch {
-                    what: format!("value {} of a captured step", v.0),
-                    expected: "made at the place".into(),
-                    found: "nothing".into(),
-                })
-            }
-        }
-    }
-    Ok(())
 }
 
 fn guard(planned: &Planned, reason: &str) -> GraphError {
@@ -645,7 +804,7 @@ mod tests {
     use crate::crew::Alone;
     use crate::graph::Origin;
     use crate::session::tests::{decoder, inputs, Random};
-    use crate::session::{Frozen, Install, SpanOutcome, SpanRunner};
+    use crate::session::{first_largest, Frozen, SpanOutcome, SpanRunner};
 
     struct At(Place);
 
@@ -746,8 +905,18 @@ mod tests {
         &away.as_any().downcast_ref::<Cell>().unwrap().2
     }
 
-    /// Records, and fails to launch what it recorded; launches so far.
-    struct Faulty(Place, Arc<Mutex<u32>>);
+    /// What was asked of a place.
+    #[derive(Default)]
+    struct Seen {
+        launches: u32,
+        /// Elements that came home.
+        floats: usize,
+        /// Whole numbers that did.
+        numbers: usize,
+    }
+
+    /// Records, and fails to launch what it recorded.
+    struct Faulty(Place, Arc<Mutex<Seen>>);
 
     impl Recorder for Faulty {
         fn fixed(&mut self, dims: &[usize], _: bool) -> Result<Arc<dyn Away>, GraphError> {
@@ -770,6 +939,16 @@ mod tests {
 
         fn read(&self, from: &Arc<dyn Away>, to: &mut [f32]) -> Result<(), GraphError> {
             to.copy_from_slice(&data_of(from).lock().unwrap());
+            self.1.lock().unwrap().floats += to.len();
+            Ok(())
+        }
+
+        fn read_whole(&self, from: &Arc<dyn Away>, to: &mut [i64]) -> Result<(), GraphError> {
+            let data = data_of(from).lock().unwrap();
+            to.iter_mut()
+                .zip(&*data)
+                .for_each(|(to, v)| *to = *v as i64);
+            self.1.lock().unwrap().numbers += to.len();
             Ok(())
         }
 
@@ -784,7 +963,7 @@ mod tests {
 
     impl Recorded for Faulty {
         fn launch(&self) -> Result<(), Unserved> {
-            *self.1.lock().unwrap() += 1;
+            self.1.lock().unwrap().launches += 1;
             Err(Unserved {
                 code: "launch_refused".into(),
                 message: "planted".into(),
@@ -799,7 +978,10 @@ mod tests {
         kernel: Option<Kernel>,
         weight: Option<Tensor>,
         strict: bool,
-        launches: Arc<Mutex<u32>>,
+        records: bool,
+        /// It chooses, and this many further than it should.
+        chooses: Option<i64>,
+        seen: Arc<Mutex<Seen>>,
         unserved: Arc<Mutex<Vec<Unserved>>>,
     }
 
@@ -831,11 +1013,11 @@ mod tests {
         }
 
         fn records(&self) -> bool {
-            true
+            self.records
         }
 
         fn recorder(&self) -> Option<Box<dyn Recorder>> {
-            Some(Box::new(Faulty(self.place.clone(), self.launches.clone())))
+            Some(Box::new(Faulty(self.place.clone(), self.seen.clone())))
         }
 
         fn replay_at(
@@ -845,6 +1027,13 @@ mod tests {
         ) -> Result<Vec<Held>, Unserved> {
             let there = |held: &Held| held.at(&self.place).unwrap().fetch().unwrap();
             let inputs: Vec<_> = inputs.iter().map(|h| h.as_ref().map(there)).collect();
+            if let (Some(off), Some(Some(scores))) = (self.chooses, inputs.first()) {
+                let scores = scores.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                let chosen = first_largest(&scores).map_or(-1, |at| at as i64) + off;
+                let data = Arc::new(Mutex::new(vec![chosen as f32]));
+                let cell = Cell(self.place.clone(), vec![1, 1], data);
+                return Ok(vec![Held::Away(Arc::new(cell))]);
+            }
             let Ok(SpanOutcome::Done(made)) = self.run(&inputs) else {
                 panic!("it runs")
             };
@@ -868,15 +1057,41 @@ mod tests {
         }
     }
 
-    /// The operations that make these values, at a place; launches, and what was not served.
+    /// Who sits at the place of a test.
+    #[derive(Clone, Copy)]
+    struct Sits {
+        strict: bool,
+        records: bool,
+        chooses: Option<i64>,
+    }
+
+    const LENIENT: Sits = Sits {
+        strict: false,
+        records: true,
+        chooses: None,
+    };
+
+    /// These operations, at a place, and the choice where there is one; what was asked there, and what was not served.
     #[allow(clippy::type_complexity)] // three things of one test
     fn seated(
         session: &Session,
         ops: &[OpId],
-        strict: bool,
-    ) -> (Plan, Arc<Mutex<u32>>, Arc<Mutex<Vec<Unserved>>>) {
+        sits: Sits,
+    ) -> (Plan, Arc<Mutex<Seen>>, Arc<Mutex<Vec<Unserved>>>) {
         let graph = session.graph();
-        let (launches, unserved) = (Arc::default(), Arc::default());
+        let (seen, unserved) = (Arc::default(), Arc::default());
+        let runner = |kernel, weight, chooses| {
+            Arc::new(Seated {
+                place: Place::new("a"),
+                kernel,
+                weight,
+                strict: sits.strict,
+                records: sits.records,
+                chooses,
+                seen: Arc::clone(&seen),
+                unserved: Arc::clone(&unserved),
+            })
+        };
         let install = |op: &OpId| {
             let (given, weights): (Vec<Option<ValueId>>, Vec<Option<ValueId>>) =
                 graph.op(*op).inputs.iter().partition(|v| {
@@ -895,18 +1110,15 @@ mod tests {
                 ops: vec![*op],
                 inputs: given,
                 outputs: graph.op(*op).outputs.clone(),
-                runner: Arc::new(Seated {
-                    place: Place::new("a"),
-                    kernel,
-                    weight,
-                    strict,
-                    launches: Arc::clone(&launches),
-                    unserved: Arc::clone(&unserved),
-                }),
+                runner: runner(kernel, weight, None),
             }
         };
-        let plan = session.plan(ops.iter().map(install).collect()).unwrap();
-        (plan, launches, unserved)
+        let mut installs: Vec<Install> = ops.iter().map(install).collect();
+        installs.extend(sits.chooses.map(|off| {
+            let runner = runner(None, None, Some(off));
+            Install::choice("choice".into(), graph.outputs[0].1, runner)
+        }));
+        (session.plan(installs).unwrap(), seen, unserved)
     }
 
     /// Steps of a captured plan, each with the host's own bits.
@@ -960,25 +1172,177 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_that_fails_is_counted_once_and_the_calls_are_made_one_by_one() {
+    fn a_launch_that_fails_is_counted_once_by_everybody_in_it_and_the_calls_are_made_one_by_one() {
         let session = Session::new(decoder(), &Random).unwrap();
-        let norm = made_by(&session, &[OpKind::RmsNorm]);
-        let (plan, launches, unserved) = seated(&session, &norm, false);
+        let mut ops = made_by(&session, &[OpKind::RmsNorm]);
+        let q = session.graph().value_named("qkv.q").unwrap();
+        ops.push(session.graph().producer(q).unwrap().0);
+        let (plan, seen, unserved) = seated(&session, &ops, LENIENT);
         let step = steps_as_the_host(&session, &plan, 5).unwrap();
-        assert_eq!(*launches.lock().unwrap(), 1);
+        assert_eq!(seen.lock().unwrap().launches, 1);
         let told = unserved.lock().unwrap();
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].declined && told[0].code == "launch_refused");
+        assert_eq!(told.len(), ops.len(), "{told:?}");
+        for told in &*told {
+            assert!(told.declined && told.code == "launch_refused");
+        }
         let note = step.manifest().there.unwrap();
         assert_eq!(
             (note.form.as_str(), note.code.as_deref()),
             ("called", Some("launch_refused"))
         );
         // Who is to stop there does.
-        let (plan, launches, _) = seated(&session, &norm, true);
+        let strict = Sits {
+            strict: true,
+            ..LENIENT
+        };
+        let (plan, seen, unserved) = seated(&session, &ops, strict);
         let error = steps_as_the_host(&session, &plan, 5).unwrap_err();
         assert!(matches!(error, GraphError::Span { .. }), "{error}");
-        assert_eq!(*launches.lock().unwrap(), 1);
+        assert_eq!(seen.lock().unwrap().launches, 1);
+        assert_eq!(unserved.lock().unwrap().len(), ops.len());
+    }
+
+    #[test]
+    fn one_who_does_not_declare_it_keeps_the_part_from_being_recorded() {
+        let session = Session::new(decoder(), &Random).unwrap();
+        let norm = made_by(&session, &[OpKind::RmsNorm]);
+        let sits = Sits {
+            records: false,
+            ..LENIENT
+        };
+        let (plan, seen, unserved) = seated(&session, &norm, sits);
+        let step = steps_as_the_host(&session, &plan, 3).unwrap();
+        let note = step.manifest().there.unwrap();
+        assert_eq!(
+            (note.form.as_str(), note.code.as_deref()),
+            ("called", Some("capture_undeclared"))
+        );
+        assert!(note.reason.unwrap().contains("`norm.n`"));
+        assert_eq!(seen.lock().unwrap().launches, 0);
+        assert!(unserved.lock().unwrap().is_empty());
+    }
+
+    /// A captured step that chooses, after a prompt of three, and the host's own; both at their fourth token.
+    fn choosing(session: &Session, plan: &Plan) -> (StaticPlan, State) {
+        let mut state = session.new_state(1, 24);
+        state.reserve().unwrap();
+        let host = session.host_plan();
+        session.run(&host, &inputs(0, 3), &mut state, None).unwrap();
+        let capture = Capture {
+            inputs: &inputs(3, 1),
+            state: &state,
+            windows: &[],
+            greedy: Some(crate::Greedy {
+                scores: 0,
+                token: 0,
+                position: 1,
+            }),
+            last_row: None,
+        };
+        (session.capture(plan, &capture).unwrap(), state)
+    }
+
+    #[test]
+    fn a_token_is_chosen_where_its_scores_are_made_and_they_come_when_they_are_asked_for() {
+        let session = Session::new(decoder(), &Random).unwrap();
+        let (mut want, mut own) = choosing(&session, &session.host_plan());
+        let last = vec![
+            session
+                .graph()
+                .producer(session.graph().outputs[0].1)
+                .unwrap()
+                .0,
+        ];
+        let sits = Sits {
+            records: false,
+            chooses: Some(0),
+            ..LENIENT
+        };
+        let (plan, seen, _) = seated(&session, &last, sits);
+        let (mut step, mut state) = choosing(&session, &plan);
+        let note = step.manifest().there.unwrap();
+        assert!(
+            note.choice && note.calls == 2 && note.crossing.1 == 1,
+            "{note:?}"
+        );
+        let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        for at in 0..9 {
+            step.bring_scores(at % 3 == 2);
+            want.replay(&mut own, &Alone).unwrap();
+            step.replay(&mut state, &Alone).unwrap();
+            assert_eq!(step.choice(), want.choice());
+            let made = std::mem::take(&mut *seen.lock().unwrap());
+            assert_eq!(
+                (made.floats, made.numbers),
+                if at % 3 == 2 { (8, 0) } else { (0, 1) }
+            );
+            let scores = bits(want.scores().unwrap());
+            if at % 3 != 1 {
+                let y = step.read("y").unwrap().flatten_all().unwrap();
+                assert_eq!(bits(&y.to_vec1::<f32>().unwrap()), scores, "{at}");
+            }
+            assert_eq!(bits(step.scores().unwrap()), scores, "{at}");
+            // They are here now.
+            step.scores().unwrap();
+            let made = std::mem::take(&mut *seen.lock().unwrap());
+            assert_eq!(made.floats, [16, 8, 0][at % 3], "{at}");
+        }
+        // Without a token to choose the scores are what is taken.
+        let captured = steps_as_the_host(&session, &plan, 2).unwrap();
+        assert!(!captured.manifest().there.unwrap().choice);
+        // The scores of the host are chosen among by the host.
+        let norm = made_by(&session, &[OpKind::RmsNorm]);
+        let (plan, _, _) = seated(&session, &norm, sits);
+        let (step, _) = choosing(&session, &plan);
+        assert!(!step.manifest().there.unwrap().choice);
+    }
+
+    #[test]
+    fn a_choice_that_is_none_of_the_scores_ends_the_step() {
+        let session = Session::new(decoder(), &Random).unwrap();
+        let last = vec![
+            session
+                .graph()
+                .producer(session.graph().outputs[0].1)
+                .unwrap()
+                .0,
+        ];
+        let sits = Sits {
+            records: false,
+            chooses: Some(8),
+            ..LENIENT
+        };
+        let (plan, _, unserved) = seated(&session, &last, sits);
+        let (mut step, mut state) = choosing(&session, &plan);
+        match step.replay(&mut state, &Alone).unwrap_err() {
+            GraphError::Guard { name, reason } => {
+                assert!(
+                    name == "choice" && reason.contains("of 8 scores"),
+                    "{reason}"
+                );
+            }
+            e => panic!("{e}"),
+        }
+        assert_eq!(unserved.lock().unwrap()[0].code, "rt_choice");
+        assert_eq!(state.len(), 3);
+    }
+
+    #[test]
+    fn a_choice_is_among_outputs_at_a_place_and_the_only_one() {
+        let session = Session::new(decoder(), &Random).unwrap();
+        let graph = session.graph();
+        let (y, x) = (graph.outputs[0].1, graph.value_named("embed.x").unwrap());
+        let choice =
+            |v, place: &str| Install::choice("choice".into(), v, Arc::new(At(Place::new(place))));
+        let refused = |installs| match session.plan(installs) {
+            Err(GraphError::Span { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        };
+        assert!(refused(vec![choice(x, "a")]).contains("no output of the graph"));
+        assert!(refused(vec![choice(y, "a"), choice(y, "a")]).contains("already chooses"));
+        let plan = session.plan(vec![choice(y, "a"), choice(y, "b")]).unwrap();
+        assert_eq!(plan.installs().len(), 2);
+        assert_eq!(plan.steps.len(), session.host_plan().steps.len());
     }
 
     #[test]
@@ -988,8 +1352,9 @@ mod tests {
         let appends = made_by(&session, &[OpKind::KvAppend]);
         for with in [&appends[..0], &appends[..1], &appends[1..]] {
             let ops = [with, &attention].concat();
-            let (plan, _, _) = seated(&session, &ops, false);
-            assert_eq!(plan.installs().len(), ops.len());
+            let (plan, _, _) = seated(&session, &ops, LENIENT);
+            // One region of the two that the attention reads has no home there without the other.
+            assert_eq!(plan.installs().len(), attention.len(), "{}", with.len());
             let step = steps_as_the_host(&session, &plan, 3).unwrap();
             let place = step.manifest().there.map(|note| note.place);
             assert_eq!(place.unwrap_or_default(), "", "{}", with.len());

@@ -245,6 +245,9 @@ inline float __expf(float v) { return expf(v); }
 inline float __shfl_xor_sync(unsigned, float v, int step) {
   return shim::of<float>(shim::exchange(v)[shim::self->lane ^ step]);
 }
+inline unsigned __shfl_xor_sync(unsigned, unsigned v, int step) {
+  return shim::of<unsigned>(shim::exchange(v)[shim::self->lane ^ step]);
+}
 
 // ---- instructions ---------------------------------------------------------------------------------
 

@@ -1,11 +1,13 @@
-//! Operations of a host's graph on the simulated device: what a decoder's step has beside its products, so that a whole
-//! step can stay there.
+//! Operations of a host's graph on the simulated device: what a decoder's step has beside its forms, so that a whole step
+//! can stay there, to the choice of the next token.
 //!
 //! They read and write the device's memory alone. What else a host has between two seats it does itself, with copies.
 
 mod attention;
+mod choice;
 mod elementwise;
 mod lookup;
+mod product;
 mod turned;
 
 use std::sync::Arc;
@@ -26,14 +28,17 @@ type Row = (&'static str, fn(&BindRequest<'_>) -> Bound);
 const TABLE: &[Row] = &[
     ("add", elementwise::add),
     ("mul", elementwise::mul),
+    ("linear", product::linear),
     ("act", elementwise::act),
     ("rms_norm", elementwise::rms_norm),
     ("embedding", lookup::embedding),
     ("rope_table", lookup::rope_table),
     ("rope", turned::rope),
     ("transpose", turned::transpose),
+    ("contiguous", turned::contiguous),
     ("attention", attention::attention),
     ("kv_append", attention::kv_append),
+    ("argmax", choice::argmax),
 ];
 
 /// What is declared.
