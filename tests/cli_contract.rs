@@ -4,7 +4,7 @@
 
 use serde_json::Value as Json;
 use structures_fixture_plugin::{fixture_copy, Fault};
-use structures_tests::{json, plugins, structures};
+use structures_tests::{json, plugins, structures, QUICK};
 
 /// stdout as it is written.
 fn stdout(args: &[&str]) -> String {
@@ -378,4 +378,26 @@ fn what_the_caller_ignores_does_not_reach_the_program() {
     let document: Json = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(document["error"]["code"], "io", "{document:#}");
     assert!(!dir.path().join("acme").exists());
+}
+
+#[test]
+fn a_judgement_is_told_though_its_receipt_cannot_be_written() {
+    // The name of the receipt is made of the model's, and is then longer than a file's may be.
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m".repeat(240));
+    std::os::unix::fs::symlink(structures_tests::demo(), &model).unwrap();
+    let empty = tempfile::tempdir().unwrap();
+    let command = || {
+        let mut command = structures(empty.path());
+        command.arg("attach").arg(&model).args(["--scheme", "none"]);
+        command.args(QUICK).arg("--receipt-dir").arg(dir.path());
+        command
+    };
+    let done = command().output().unwrap();
+    assert_eq!(done.status.code(), Some(1), "{done:?}");
+    let out = String::from_utf8_lossy(&done.stdout);
+    assert!(out.contains("host control: repeat bit-identical"), "{out}");
+    let (exit, document, _) = json(&mut command());
+    assert_eq!((exit, &document["error"]["code"]), (1, &"io".into()));
+    assert_eq!(document["error"]["receipt"]["scheme"]["name"], "none");
 }

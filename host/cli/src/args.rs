@@ -124,7 +124,7 @@ pub enum Command {
         #[command(subcommand)]
         action: Option<DecisionsAction>,
     },
-    /// Generate text, greedily.
+    /// Generate text: greedily, or drawn with --temperature.
     Generate(GenerateArgs),
     /// What a scheme costs in quality on text, beside the host's own.
     Perplexity(PerplexityArgs),

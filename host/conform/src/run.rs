@@ -315,7 +315,7 @@ impl Run<'_> {
             .map(|f| (f.structure.clone(), f.name.clone()))
             .collect();
         for form in chosen {
-            let mut runs = true;
+            let mut stopped: Option<String> = None;
             for check in checks::ALL {
                 let Check::Form { name, .. } = check else {
                     continue;
@@ -325,15 +325,19 @@ impl Run<'_> {
                     continue;
                 }
                 let faulty = self.faulty.contains(&form);
-                let row = match runs {
+                let row = match &stopped {
                     _ if faulty => {
                         self.skip(name, Some(&form), "its declaration is at fault, see above")
                     }
-                    true => self.child(name, Some(&form))?.0,
-                    false => self.skip(name, Some(&form), "the form does not run at all"),
+                    None => self.child(name, Some(&form))?.0,
+                    Some(why) => self.skip(name, Some(&form), why),
                 };
                 if stands && !faulty {
-                    runs = row.outcome == Outcome::Pass;
+                    stopped = match row.outcome {
+                        Outcome::Pass => None,
+                        Outcome::Fail => Some("the form does not run at all".into()),
+                        Outcome::Skip => Some("the form was not tried, see `launch`".into()),
+                    };
                 }
                 if self.wanted(name) || row.outcome == Outcome::Fail {
                     self.tell(row);

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use structures_graph::session::{Install, Session};
 use structures_graph::{AttrValue, ValueId};
-use structures_loader::Plugin;
+use structures_loader::{Plugin, PluginError, StatusKind};
 use structures_seams::LocatedSpan;
 
 use crate::adopt::Blocks;
@@ -40,6 +40,7 @@ use make::Made;
 pub use pair::{BoundPair, WireBind, SMOKE};
 
 pub(crate) use draft::bind_form;
+use draft::crashed;
 pub(crate) use loaded::{Loaded, MOST};
 
 /// A form in a seat, ready to be put in a plan.
@@ -92,6 +93,18 @@ pub struct NotBound {
     pub note: RefusalNote,
     /// The form computed wrong or crashed: it is not trusted at any other site either.
     pub distrust: bool,
+    /// The plugin said no to what it declares, or its device went: what stands against it is the machine.
+    pub machine: bool,
+}
+
+impl From<RefusalNote> for NotBound {
+    fn from(note: RefusalNote) -> Self {
+        NotBound {
+            note,
+            distrust: false,
+            machine: false,
+        }
+    }
 }
 
 /// Everything binding needs beside the site and the choice.
@@ -145,6 +158,14 @@ impl<'a> Place<'a> {
         distrust: bool,
     ) -> Result<T, NotBound> {
         Err(self.refusal(stage, code, reason, distrust))
+    }
+
+    /// The plugin's own no.
+    fn answered(&self, stage: &str, e: PluginError) -> NotBound {
+        NotBound {
+            machine: e.kind != StatusKind::Invalid,
+            ..self.refusal(stage, &e.code, e.message, crashed(e.kind))
+        }
     }
 }
 
@@ -255,6 +276,7 @@ fn refusal(
             form: Some(choice.form.name.clone()),
         },
         distrust,
+        machine: false,
     }
 }
 

@@ -83,7 +83,7 @@ impl Pin {
         })
     }
 
-    fn allows(&self, choice: &Choice<'_>) -> bool {
+    pub(crate) fn allows(&self, choice: &Choice<'_>) -> bool {
         choice.plugin == self.plugin
             && self.form.as_ref().is_none_or(|f| *f == choice.form.name)
             && self.device.is_none_or(|d| d == choice.device)

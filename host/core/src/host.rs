@@ -1,6 +1,6 @@
 //! What every door starts from: the catalog, the loaded plugins, the schemes, and an opened model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
@@ -194,11 +194,10 @@ impl Host {
             }
             self.catalog.get(&pin.structure)?;
             if pin.plugin != steps::PROVIDER && self.registry.plugin(&pin.plugin).is_none() {
-                let known: Vec<&str> = self.registry.loaded().iter().map(|p| p.id()).collect();
                 return bad(format!(
-                    "no loaded plugin `{}`; loaded: {}",
+                    "no loaded plugin `{}`; {}",
                     pin.plugin,
-                    known.join(", ")
+                    self.registry.known()
                 ));
             }
             let all = self.forms();
@@ -220,6 +219,26 @@ impl Host {
                     } else {
                         forms.join(", ")
                     }
+                ));
+            }
+            let of_pin = Pin {
+                device: None,
+                ..pin.clone()
+            };
+            let offered: BTreeSet<u32> = all
+                .iter()
+                .filter(|c| c.form.structure == pin.structure && of_pin.allows(c))
+                .map(|c| c.device)
+                .collect();
+            if let Some(device) = pin.device.filter(|d| !offered.contains(d)) {
+                let known: Vec<String> = offered.iter().map(u32::to_string).collect();
+                let plugin = self.registry.plugin(&pin.plugin);
+                let why = plugin.and_then(|p| p.devices().err());
+                let why = why.map_or(String::new(), |e| format!(" ({}: {})", e.code, e.message));
+                return bad(format!(
+                    "`{}` offers this on device {}, not on {device}{why}",
+                    pin.plugin,
+                    known.join(", ")
                 ));
             }
         }

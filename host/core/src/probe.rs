@@ -82,10 +82,9 @@ pub fn probe(host: &Host, options: &ProbeOptions) -> Result<Vec<ProbeRow>, Error
     }
     if let Some(id) = &options.plugin {
         if host.registry.plugin(id).is_none() {
-            let known: Vec<&str> = host.registry.loaded().iter().map(|p| p.id()).collect();
             return Err(Error::invalid(
                 "plugin_unknown",
-                format!("no loaded plugin `{id}`; loaded: {}", known.join(", ")),
+                format!("no loaded plugin `{id}`; {}", host.registry.known()),
             ));
         }
     }

@@ -1,7 +1,8 @@
 //! Binding again exactly what a receipt adopted and activated, or refusing with what is different.
 //!
 //! A receipt holds the seats, the statistics they were bound with, and the digests of plugins, specs and checkpoint.
-//! Nothing is judged again; anything that differs is a refusal, never a guess.
+//! Nothing is judged again; anything that differs is a refusal, never a guess. What is as it was and does not serve now,
+//! because a device, a driver or memory is missing, is a refusal of another kind: no other receipt would help.
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
@@ -155,8 +156,7 @@ fn bind(
             blocks: &blocks,
             shelf: shelf.as_ref(),
         };
-        let refused =
-            |no: NotBound| again.different(&format!("{}: {}", no.note.code, no.note.reason));
+        let refused = |no: NotBound| again.refused(&no);
         let made = match &note.wire {
             None => {
                 let Again {
@@ -291,8 +291,13 @@ fn operations(
         };
         let plugin = host.registry.plugin(&note.plugin);
         let plugin = plugin.ok_or_else(|| different("the plugin is not loaded"))?;
-        let station = Station::open(plugin, note.device.index)
-            .map_err(|e| different(&format!("{}: {}", e.code, e.message)))?;
+        let station = Station::open(plugin, note.device.index).map_err(|e| {
+            let at = format!(
+                "host operation `{}` on {}:{}",
+                note.kind, note.plugin, note.device.index
+            );
+            unavailable(&at, &format!("{}: {}", e.code, e.message))
+        })?;
         if *station.note() != note.device {
             let (then, now) = (json(&note.device), json(station.note()));
             return Err(different(&format!("the device was {then}, is {now}")));
@@ -377,15 +382,23 @@ impl<'a> Again<'a> {
                     && s.spec.version == note.version
             })
             .ok_or_else(|| different("the model has no such seam now"))?;
+        let declared = |c: &&Choice<'_>| {
+            c.plugin == note.plugin
+                && c.form.name == note.form
+                && c.form.structure == note.structure
+        };
+        if !forms.iter().any(|c| declared(&c)) {
+            return Err(different("the plugin declares no such form now"));
+        }
+        device_as_noted(host, note)?;
+        let device = note.device.as_ref().map_or(0, |d| d.index);
         let choice = forms
             .iter()
-            .find(|c| {
-                c.plugin == note.plugin
-                    && c.form.name == note.form
-                    && c.form.structure == note.structure
-                    && c.device == note.device.as_ref().map_or(0, |d| d.index)
-            })
-            .ok_or_else(|| different("the plugin declares no such form now"))?;
+            .find(|c| declared(c) && c.device == device)
+            .ok_or_else(|| {
+                let why = "the form is not offered on the device it was bound on";
+                unavailable(&named(note), why)
+            })?;
         let rows = [note.median_rows];
         let then = |i: usize| site.spans[i].name == note.span;
         if !(0..site.spans.len()).any(then) {
@@ -448,6 +461,15 @@ impl<'a> Again<'a> {
         different(self.note, what)
     }
 
+    /// It could not be bound: the machine is short of something, or something is another than it was.
+    fn refused(&self, no: &NotBound) -> Error {
+        let why = format!("{}: {}", no.note.code, no.note.reason);
+        match no.machine {
+            true => unavailable(&named(self.note), &why),
+            false => self.different(&why),
+        }
+    }
+
     fn place(&self) -> Option<Place<'_>> {
         Some(Place {
             site: self.site,
@@ -494,11 +516,53 @@ impl<'a> Again<'a> {
     }
 }
 
+/// The device a seat was bound on is here, and is the one that was noted.
+fn device_as_noted(host: &Host, note: &SeatNote) -> Result<(), Error> {
+    let (Some(then), Some(plugin)) = (&note.device, host.registry.plugin(&note.plugin)) else {
+        return Ok(());
+    };
+    let device = format!("device {} ({}, {})", then.index, then.name, then.arch);
+    let here = plugin.devices().map_err(|e| {
+        unavailable(
+            &named(note),
+            &format!("{device}: {}: {}", e.code, e.message),
+        )
+    })?;
+    let Some(now) = here.iter().find(|d| d.index == then.index) else {
+        let offered: Vec<String> = here
+            .iter()
+            .map(|d| format!("{} ({}, {})", d.index, d.name, d.arch))
+            .collect();
+        let offered = match offered.is_empty() {
+            true => "none beside the CPU".into(),
+            false => offered.join(", "),
+        };
+        let what = format!(
+            "device_unknown: {device} is not here; `{}` offers {offered}",
+            note.plugin
+        );
+        return Err(unavailable(&named(note), &what));
+    };
+    match (&now.name, &now.arch) == (&then.name, &then.arch) {
+        true => Ok(()),
+        false => Err(different(
+            note,
+            &format!("{device} is {}, {} now", now.name, now.arch),
+        )),
+    }
+}
+
+fn named(note: &SeatNote) -> String {
+    format!("seat `{}` ({})", note.key, note.structure)
+}
+
 fn different(note: &SeatNote, what: &str) -> Error {
-    Error::refused(
-        "receipt_mismatch",
-        format!("seat `{}` ({}): {what}", note.key, note.structure),
-    )
+    Error::refused("receipt_mismatch", format!("{}: {what}", named(note)))
+}
+
+/// All is as it was, and the machine does not serve it now.
+fn unavailable(at: &str, what: &str) -> Error {
+    Error::refused("seat_unavailable", format!("{at}: {what}"))
 }
 
 /// The statistics of both ends.

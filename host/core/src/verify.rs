@@ -1,8 +1,9 @@
 //! Does a receipt still hold? Its digest, its fields, and what is different here: `structures receipts verify`.
 //!
 //! A record that was changed does not hold. One made elsewhere does, and everything that is not as it was then is
-//! named: the environment, plugins, structures. Nothing is bound or measured.
+//! named: the environment, plugins, devices, structures. Nothing is bound or measured.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
@@ -176,7 +177,7 @@ pub fn verify(host: &Host, path: &Path) -> Verified {
     }
 }
 
-/// Environment, then plugins, then structures.
+/// Environment, then plugins, the devices of seats and host operations, and structures.
 fn differences(host: &Host, receipt: &Receipt) -> Vec<Drift> {
     let mut found = drift(&receipt.environment, &lock());
     for note in &receipt.plugins {
@@ -187,6 +188,18 @@ fn differences(host: &Host, receipt: &Receipt) -> Vec<Drift> {
         let then = format!("{} {}", note.version, note.sha256);
         found.extend(Drift::between(
             format!("plugins.{}", note.id),
+            Some(then),
+            here,
+        ));
+    }
+    for (place, then) in devices(receipt) {
+        let (plugin, device) = place;
+        let here = host.registry.plugin(plugin).and_then(|p| {
+            let listed = p.devices().ok()?.iter().find(|d| d.index == device)?;
+            Some(format!("{} {}", listed.name, listed.arch))
+        });
+        found.extend(Drift::between(
+            format!("devices.{plugin}:{device}"),
             Some(then),
             here,
         ));
@@ -203,6 +216,18 @@ fn differences(host: &Host, receipt: &Receipt) -> Vec<Drift> {
         ));
     }
     found
+}
+
+/// Name and architecture of every device something of the receipt runs on, by plugin and number.
+fn devices(receipt: &Receipt) -> BTreeMap<(&str, u32), String> {
+    let seats = receipt
+        .bound()
+        .filter_map(|s| Some((s.plugin.as_str(), s.device.as_ref()?)));
+    let operations = receipt.device_operations.iter();
+    seats
+        .chain(operations.map(|o| (o.plugin.as_str(), &o.device)))
+        .map(|(plugin, d)| ((plugin, d.index), format!("{} {}", d.name, d.arch)))
+        .collect()
 }
 
 #[cfg(test)]

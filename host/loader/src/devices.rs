@@ -6,6 +6,8 @@
 
 use serde::Serialize;
 
+use structures_plugin_api::describe::FormDecl;
+
 use crate::arch::{self, Device};
 use crate::code::Code;
 use crate::plugin::Plugin;
@@ -41,10 +43,40 @@ pub struct Admission {
     pub declares: Vec<String>,
     /// Whether it serves the device.
     pub admitted: bool,
+    /// How many of its forms it has code for there: a form may narrow what the plugin declares.
+    pub forms_served: usize,
+    /// How many forms it declares.
+    pub forms: usize,
     /// Why not.
     pub code: Option<Code>,
     /// Why not: the package, what it declares, the device.
     pub reason: Option<String>,
+}
+
+/// A plugin that could not say which devices it has: a driver that is not there, mostly.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NoDevices {
+    /// Its id.
+    pub plugin: String,
+    /// Its code.
+    pub code: String,
+    /// Why, in its words.
+    pub reason: String,
+}
+
+/// The loaded plugins that could not say which devices they have.
+pub fn without_devices(registry: &Registry) -> Vec<NoDevices> {
+    let asked = registry.loaded().iter();
+    asked
+        .filter_map(|plugin| {
+            let e = plugin.devices().err()?;
+            Some(NoDevices {
+                plugin: plugin.id().into(),
+                code: e.code,
+                reason: e.message,
+            })
+        })
+        .collect()
 }
 
 /// The CPU of this process, what the loaded plugins offer, then the named devices.
@@ -84,15 +116,9 @@ fn simulated(plugins: &[PluginRow], device: &Device) -> DeviceRow {
     }
 }
 
-/// Devices one plugin offers: only it serves them. A plugin that cannot say is one with none; the log says why.
+/// Devices one plugin offers: only it serves them. One that cannot say has none; [`without_devices`] says why.
 fn offered(plugin: &Plugin) -> Vec<DeviceRow> {
-    let list = match plugin.devices() {
-        Ok(list) => list,
-        Err(e) => {
-            tracing::warn!("{e}");
-            return Vec::new();
-        }
-    };
+    let list = plugin.devices().unwrap_or_default();
     let description = plugin.description();
     list.iter()
         .map(|info| {
@@ -101,11 +127,13 @@ fn offered(plugin: &Plugin) -> Vec<DeviceRow> {
                 false => info.built_for.clone(),
             };
             let answer = match crate::device::parse(&info.arch) {
-                Ok(device) => admission(plugin.id(), &declares, &device),
+                Ok(device) => admission(plugin.id(), &declares, &description.forms, &device),
                 Err(why) => Admission {
                     plugin: plugin.id().into(),
                     declares,
                     admitted: false,
+                    forms_served: 0,
+                    forms: description.forms.len(),
                     code: Some(Code::ArchMalformed),
                     reason: Some(format!("plugin {} names a device {why}", plugin.id())),
                 },
@@ -136,16 +164,26 @@ fn admissions(plugins: &[PluginRow], device: &Device) -> Vec<Admission> {
     plugins
         .iter()
         .filter(|p| p.outcome == Outcome::Loaded || p.code == Some(Code::ArchNotDeclared))
-        .filter_map(|p| Some(admission(p.id.as_deref()?, &p.archs, device)))
+        .filter_map(|p| {
+            let forms = p.description.as_ref().map_or(&[][..], |d| &d.forms);
+            Some(admission(p.id.as_deref()?, &p.archs, forms, device))
+        })
         .collect()
 }
 
-fn admission(plugin: &str, declares: &[String], device: &Device) -> Admission {
+fn admission(plugin: &str, declares: &[String], forms: &[FormDecl], device: &Device) -> Admission {
     let refusal = arch::admit(plugin, declares, Some(device)).err();
+    let serves = |form: &&FormDecl| arch::admit(plugin, &form.archs, Some(device)).is_ok();
+    let forms_served = match refusal {
+        Some(_) => 0,
+        None => forms.iter().filter(serves).count(),
+    };
     Admission {
         plugin: plugin.into(),
         declares: declares.to_vec(),
         admitted: refusal.is_none(),
+        forms_served,
+        forms: forms.len(),
         code: refusal.as_ref().map(|r| r.code),
         reason: refusal.map(|r| r.reason),
     }

@@ -48,7 +48,7 @@ pub use code::{Code, Refusal};
 pub use device::{
     Copies, DeviceMemory, DeviceTensor, DeviceTensorMut, PluginDevice, Queue, Recording,
 };
-pub use devices::{devices, Admission, DeviceRow};
+pub use devices::{devices, without_devices, Admission, DeviceRow, NoDevices};
 pub use document::tolerance_cap;
 pub use elf::check as check_elf;
 pub use error::LoaderError;

@@ -86,7 +86,7 @@ impl fmt::Display for StatusKind {
 
 /// What a plugin, or the wrapper in front of it, answered instead of doing the work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("plugin {plugin}, form {form}: {kind} ({code}): {message}")]
+#[error("plugin {plugin}{}: {kind} ({code}): {message}", of_form(form))]
 pub struct PluginError {
     /// Kind of status.
     pub kind: StatusKind,
@@ -98,8 +98,16 @@ pub struct PluginError {
     pub message: String,
     /// Id of the plugin.
     pub plugin: String,
-    /// Name of the form.
+    /// Name of the form; empty where it is none's.
     pub form: String,
+}
+
+/// The form in a message; what a plugin answers of itself or of a device is of none.
+fn of_form(form: &str) -> String {
+    match form {
+        "" => String::new(),
+        form => format!(", form {form}"),
+    }
 }
 
 /// A loaded plugin. Cloning shares it; the instance is closed with the last clone and the last bound form, the
@@ -795,6 +803,28 @@ impl Drop for Workspace<'_> {
         // Most forms ask for none, and the lock is not free.
         if !self.memory.is_null() {
             self.host.release(self.memory);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_a_form_only_where_there_is_one() {
+        let error = |form: &str| PluginError {
+            kind: StatusKind::Refused,
+            code: "driver_absent".into(),
+            message: "no library".into(),
+            plugin: "p".into(),
+            form: form.into(),
+        };
+        for (form, text) in [
+            ("", "plugin p: refused (driver_absent): no library"),
+            ("f", "plugin p, form f: refused (driver_absent): no library"),
+        ] {
+            assert_eq!(error(form).to_string(), text);
         }
     }
 }

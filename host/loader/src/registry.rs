@@ -41,6 +41,9 @@ use crate::store::{Object, ObjectStore, StoreFailure};
 /// More scans at once than this gain nothing: each is a process of its own.
 const MOST_WORKERS: usize = 8;
 
+/// Plugins or files a message names at most.
+const MOST_NAMED: usize = 16;
+
 /// What to scan and how.
 #[derive(Clone, Debug)]
 pub struct ScanOptions {
@@ -257,6 +260,35 @@ impl Registry {
             .filter(of_id)
             .find(loaded)
             .or(self.plugins.iter().find(of_id))
+    }
+
+    /// What there is, for a message about an id that is not: the ids that can be used, and the files that are not.
+    pub fn known(&self) -> String {
+        let of = |wanted: fn(Outcome) -> bool| {
+            let rows = self.plugins.iter().filter(move |p| wanted(p.outcome));
+            rows.take(MOST_NAMED)
+        };
+        let usable: Vec<&str> = of(|o| o == Outcome::Loaded)
+            .filter_map(|p| p.id.as_deref())
+            .collect();
+        let unused: Vec<String> = of(|o| matches!(o, Outcome::Refused | Outcome::Quarantined))
+            .map(|p| {
+                let code = p.code.map_or("refused", |c| c.name());
+                let quarantined = match p.outcome {
+                    Outcome::Quarantined => "in quarantine: ",
+                    _ => "",
+                };
+                format!("{} ({quarantined}{code})", name(&p.path))
+            })
+            .collect();
+        let usable = match usable.is_empty() {
+            true => "none is loaded".to_string(),
+            false => format!("loaded: {}", usable.join(", ")),
+        };
+        match unused.is_empty() {
+            true => usable,
+            false => format!("{usable}; not used: {}", unused.join(", ")),
+        }
     }
 
     /// A lock of every loaded plugin.

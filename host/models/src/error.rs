@@ -104,7 +104,7 @@ pub enum ModelError {
     /// More positions than the model was made for.
     #[error(
         "the context is full: {prompt} tokens and {new} new ones make {}, expected at most {max}; \
-         shorten the prompt or ask for fewer tokens", prompt.saturating_add(*new)
+         shorten the prompt or ask for fewer tokens", *prompt as u128 + *new as u128
     )]
     ContextFull {
         /// Tokens already there.
@@ -235,5 +235,21 @@ impl ModelError {
             what: what.into(),
             source: Box::new(source),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_wish_is_summed_as_it_is() {
+        let full = ModelError::ContextFull {
+            prompt: 1,
+            new: usize::MAX,
+            max: 512,
+        };
+        let sum = (usize::MAX as u128 + 1).to_string();
+        assert!(full.to_string().contains(&format!("make {sum},")), "{full}");
     }
 }

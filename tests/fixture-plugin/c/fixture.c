@@ -120,6 +120,9 @@ static void counted_free(void *memory)
 #define CONCURRENT "true"
 #endif
 
+#ifndef ARCHS
+#define ARCHS ARCH
+#endif
 #ifndef SPAN
 #define SPAN ""
 #endif
@@ -136,7 +139,7 @@ static void counted_free(void *memory)
 
 static const char FIXTURE_DESCRIPTION[] =
     "{\"schema\":1,\"id\":\"" ID "\",\"vendor\":\"Fixtures\",\"version\":\"0.1.0\",\"api\":\"" API
-    "\"," PANIC_FIELD "\"archs\":[\"" ARCH "\"],\"requires\":[" REQUIRES "],\"forms\":["
+    "\"," PANIC_FIELD "\"archs\":[\"" ARCHS "\"],\"requires\":[" REQUIRES "],\"forms\":["
     FIXTURE_FORM("f32", "none", "", "none", "false") ","
     FIXTURE_FORM("w8a16_static", "w8a16_static", "\"rows\":[1,8]", "int8_per_channel", "true") "]}";
 

@@ -41,11 +41,18 @@ pub fn run(args: &AttachArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         Failure::failed("record_invalid", e.to_string(), help)
     })?;
     let text = format!("{json:#}\n");
-    structures::fsio::write_atomic_in_new_dirs(&path, text.as_bytes())?;
+    // What was judged is worth more than the file: it is told before anything can go wrong with that.
+    if !cx.out.json() {
+        table(receipt, cx);
+    }
+    if let Err(e) = structures::fsio::write_atomic_in_new_dirs(&path, text.as_bytes()) {
+        let mut failure = Failure::from(e);
+        failure.more.insert("receipt".into(), json);
+        return Err(failure);
+    }
     if cx.out.json() {
         cx.out.document(json);
     } else {
-        table(receipt, cx);
         if host.registry.loaded().is_empty() {
             let dirs: Vec<String> = host
                 .registry

@@ -8,7 +8,7 @@ use structures::progress::Progress;
 
 use super::{
     attach::{adopt, default_options},
-    load_samples, open_model, pins, Context,
+    load_samples, open_model, pins, served, Context,
 };
 use crate::args::{Arm, BenchArgs, SampleArgs};
 use crate::failure::Failure;
@@ -39,7 +39,7 @@ pub fn run(args: &BenchArgs, cx: &Context<'_>) -> Result<u8, Failure> {
     if args.arm != Arm::Attached {
         contenders.push(arm("host", &model.session().host_plan(), false));
     }
-    let mut seats = Vec::new();
+    let (mut seats, mut not_bound) = (Vec::new(), Vec::new());
     if args.arm != Arm::Host {
         let host = cx.host()?;
         let mut options = default_options();
@@ -57,6 +57,7 @@ pub fn run(args: &BenchArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         if args.arm == Arm::All && !args.eager {
             contenders.push(arm("attached_eager", &swaps.plan, false));
         }
+        not_bound = served::say_unbound(&swaps);
         seats = swaps.seats;
     }
     if args.paced {
@@ -73,11 +74,12 @@ pub fn run(args: &BenchArgs, cx: &Context<'_>) -> Result<u8, Failure> {
     progress.stage("bench", phases * measures.rounds * contenders.len());
     let rows = measure(&model, &contenders, &measures, || progress.tick())?;
     progress.finish();
+    let ledger = summary(&seats);
     let threads = structures_loader::pool::Pool::global().threads();
     if cx.out.json() {
         cx.out.document(json!({
             "model": model.name(), "scheme": args.scheme, "threads": threads, "rounds": measures.rounds,
-            "rows": rows, "ledger": summary(&seats),
+            "rows": rows, "ledger": ledger, "not_bound": not_bound,
         }));
         return Ok(0);
     }
@@ -89,6 +91,19 @@ pub fn run(args: &BenchArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         measures.rounds,
         seats.len()
     ));
+    if args.arm != Arm::Host {
+        say(&served::ledger_line(seats.len(), &ledger));
+        // The seats' own words: a host that served in their place makes this another arm.
+        if ledger.fallbacks > 0 || !ledger.self_detached.is_empty() {
+            cx.out.line(&format!(
+                "attached is not what was bound: {} of {} calls fell back to the host, {} of {} seats ended",
+                ledger.fallbacks,
+                ledger.calls,
+                ledger.self_detached.len(),
+                seats.len()
+            ));
+        }
+    }
     Ok(0)
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use structures_loader::arch::Device;
-use structures_loader::{devices, DeviceRow, Registry};
+use structures_loader::{devices, without_devices, DeviceRow, Registry};
 
 use super::Context;
 use crate::failure::Failure;
@@ -22,12 +22,20 @@ pub fn run(simulate: &[String], cx: &Context<'_>) -> Result<u8, Failure> {
         .collect::<Result<_, _>>()?;
     let registry = Registry::scan(&cx.scan_options()?)?;
     let rows = devices(&registry, &named);
+    let missing = without_devices(&registry);
     if cx.out.json() {
-        cx.out.document(json!({ "devices": rows }));
+        cx.out
+            .document(json!({ "devices": rows, "without_devices": missing }));
         return Ok(0);
     }
     for row in &rows {
         print(row, cx);
+    }
+    for no in &missing {
+        cx.out.line(&format!(
+            "no devices of plugin {}: {}: {}",
+            no.plugin, no.code, no.reason
+        ));
     }
     Ok(0)
 }
@@ -46,7 +54,7 @@ fn print(row: &DeviceRow, cx: &Context<'_>) {
         return;
     }
     cx.out.table(
-        ["plugin", "declares", "serves it", "why not"],
+        ["plugin", "declares", "serves it", "forms", "why not"],
         row.plugins
             .iter()
             .map(|p| {
@@ -58,6 +66,7 @@ fn print(row: &DeviceRow, cx: &Context<'_>) {
                         p.declares.join(" ")
                     },
                     if p.admitted { "yes" } else { "no" }.into(),
+                    format!("{} of {}", p.forms_served, p.forms),
                     match (&p.code, &p.reason) {
                         (Some(code), Some(reason)) => format!("{code}: {reason}"),
                         _ => String::new(),

@@ -2,16 +2,12 @@
 
 use std::ops::ControlFlow;
 
-use std::collections::BTreeMap;
-
 use serde_json::json;
-use structures::attach::{auto_swaps, Options, Swaps};
+use structures::attach::{auto_swaps, Options};
 use structures::decode::DecodeLoop;
 use structures::error::Error;
 use structures::host::Loaded;
 use structures::judge::summary;
-use structures::ledger::LedgerSummary;
-use structures::receipt::RefusalNote;
 use structures::release;
 use structures::sampling::Choose;
 use structures::seat::OnGuardFail;
@@ -21,7 +17,7 @@ use structures_graph::{GraphError, Plan};
 use structures_models::generate::generate_until;
 use structures_models::{ModelError, Stop};
 
-use super::{attach::adopt, load_samples, open_model, open_model_later, pins, Context};
+use super::{attach::adopt, load_samples, open_model, open_model_later, pins, served, Context};
 use crate::args::{GenerateArgs, SampleArgs};
 use crate::failure::Failure;
 use crate::progress::Bars;
@@ -89,7 +85,7 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
             let samples = load_samples(&model, &args.samples)?;
             say("warning: nothing is gated; `attach` judges, and `--receipt` replays its result");
             let swaps = auto_swaps(&host, &model, &samples, &options, &progress)?;
-            unbound(&swaps);
+            served::say_unbound(&swaps);
             if let Some(adopted) = &swaps.adopted {
                 say(&adopted.summary());
             }
@@ -181,26 +177,8 @@ pub fn run(args: &GenerateArgs, cx: &Context<'_>) -> Result<u8, Failure> {
         done.decode_tps(),
         done.tokens.len()
     ));
-    say(&ledger_line(seats.len(), &ledger));
+    say(&served::ledger_line(seats.len(), &ledger));
     Ok(0)
-}
-
-/// What was not bound, by code: how often, and one reason of each.
-fn unbound(swaps: &Swaps) {
-    let mut codes: BTreeMap<&str, (usize, &RefusalNote)> = BTreeMap::new();
-    for r in swaps.refused.iter().chain(&swaps.kept) {
-        tracing::info!(path = %r.path, code = %r.code, "{}", r.reason);
-        codes.entry(&r.code).or_insert((0, r)).0 += 1;
-    }
-    if swaps.seats.is_empty() {
-        say("warning: nothing is bound; the host runs everything");
-    }
-    for (code, (n, r)) in codes {
-        say(&format!(
-            "not bound: {n} x {code}, such as {} `{}`: {}",
-            r.structure, r.path, r.reason
-        ));
-    }
 }
 
 /// How the tokens are made.
@@ -269,18 +247,4 @@ fn stop_name(stop: Stop) -> &'static str {
         Stop::Length => "length",
         Stop::Asked => "stop",
     }
-}
-
-fn ledger_line(seats: usize, l: &LedgerSummary) -> String {
-    if seats == 0 {
-        return "ledger: no seats, the host ran everything".into();
-    }
-    let mut text = format!(
-        "ledger: {seats} seats, {} calls served, {} dispatched by band, {} fell back",
-        l.form_calls, l.band_dispatches, l.fallbacks
-    );
-    if let Some(reason) = &l.last_reason {
-        text.push_str(&format!("; last reason: {reason}"));
-    }
-    text
 }

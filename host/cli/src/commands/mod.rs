@@ -16,6 +16,7 @@ mod perplexity;
 mod plugins;
 mod probe;
 mod receipts;
+mod served;
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};

@@ -201,13 +201,8 @@ fn find<'r>(registry: &'r Registry, wanted: &str) -> Option<&'r PluginRow> {
 
 fn show(registry: &Registry, id: &str, cx: &Context<'_>) -> Result<u8, Failure> {
     let Some(row) = find(registry, id) else {
-        let known: Vec<&str> = registry
-            .plugins
-            .iter()
-            .filter_map(|r| r.id.as_deref())
-            .collect();
         return Err(Failure::usage(
-            format!("no plugin or file `{id}`; found: {}", known.join(", ")),
+            format!("no plugin or file `{id}`; {}", registry.known()),
             "`structures plugins list` shows every candidate",
         ));
     };
@@ -267,6 +262,9 @@ fn show(registry: &Registry, id: &str, cx: &Context<'_>) -> Result<u8, Failure> 
             "rows",
             "statistics",
             "dtypes",
+            "archs",
+            "wires",
+            "capture",
             "rank",
             "tolerance",
         ],
@@ -293,6 +291,12 @@ fn show(registry: &Registry, id: &str, cx: &Context<'_>) -> Result<u8, Failure> 
                         .collect::<Vec<_>>()
                         .join(" "),
                     f.dtypes.join(" "),
+                    match f.archs.as_slice() {
+                        [] => "all".into(),
+                        some => some.join(" "),
+                    },
+                    f.wires.join(" "),
+                    if f.capture { "yes" } else { "no" }.into(),
                     f.precision_rank.to_string(),
                     format!("{:.0e}", f.tolerance),
                 ]

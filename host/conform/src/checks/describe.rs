@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use structures_catalog::Spec;
 use structures_plugin_api::describe::{Description, FormDecl};
+use structures_plugin_api::formats::BlockFormat;
 use structures_plugin_api::DType;
 use structures_suite::cases::width_symbols;
 
@@ -273,9 +274,16 @@ fn unread(text: &str, description: &Description) -> Vec<String> {
     filled.role = Some(String::new());
     filled.panic = Some(String::new());
     filled.requires = vec![String::new()];
+    filled.operations = vec![String::new()];
+    filled.recorded_operations = vec![String::new()];
     let mut form = FormDecl::new("", "", "");
+    form.packed = BlockFormat::ALL.to_vec();
     form.scale_groups = vec![Vec::new()];
+    form.balances = true;
     form.rounds = Some(String::new());
+    form.archs = vec![String::new()];
+    form.strided = true;
+    form.keeps_packed = true;
     let known = |value: serde_json::Result<serde_json::Value>| -> BTreeSet<String> {
         let map = value.ok().and_then(|v| v.as_object().cloned());
         map.map(|m| m.keys().cloned().collect()).unwrap_or_default()
@@ -297,4 +305,32 @@ fn unread(text: &str, description: &Description) -> Vec<String> {
         }
     }
     found.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_no_host_of_this_version_reads_is_named() {
+        let mut form = FormDecl::new("s", "f", "none");
+        form.archs = vec!["sm_90a".into()];
+        form.packed = vec![BlockFormat::ALL[0]];
+        form.balances = true;
+        form.strided = true;
+        form.keeps_packed = true;
+        form.rounds = Some("bf16".into());
+        let description = Description {
+            role: Some("reference".into()),
+            operations: vec!["add".into()],
+            recorded_operations: vec!["add".into()],
+            forms: vec![form],
+            ..Description::new("p", "v", "0.1.0")
+        };
+        let mut whole = serde_json::to_value(&description).unwrap();
+        let told = |whole: &serde_json::Value| unread(&whole.to_string(), &description);
+        assert_eq!(told(&whole), Vec::<String>::new());
+        whole["forms"][0]["tomorrow"] = true.into();
+        assert_eq!(told(&whole), ["`tomorrow` of a form"]);
+    }
 }

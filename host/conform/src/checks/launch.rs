@@ -1,7 +1,9 @@
 //! `launch`: the form probes, binds and runs once on a usual case. What it makes is not looked at.
 //!
-//! Every other check of the form stands on this one.
+//! Every other check of the form stands on this one. A form whose devices are not on this machine is not tried: that is
+//! no fault of it, and nothing is known of it either.
 
+use structures_loader::{Code as LoadCode, StatusKind};
 use structures_suite::SuiteError;
 
 use super::{call, poisoned, rooms, Bench, Verdict};
@@ -10,6 +12,10 @@ use crate::room::Lay;
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
     let case = bench.case;
+    bench.at("devices", None);
+    if let Some(why) = nowhere(bench) {
+        return Ok(Verdict::Skipped(why));
+    }
     bench.at("probe", None);
     if let Some(no) = case.probe(bench.cx.loaded) {
         let code = no.code.unwrap_or_default();
@@ -41,4 +47,12 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Verdict, SuiteError> {
         case.request().span,
         dims.join(" ")
     )))
+}
+
+/// Why nothing of this machine runs the form, where the plugin works and its device is what is missing.
+fn nowhere(bench: &Bench<'_>) -> Option<String> {
+    let home = bench.cx.loaded.home(bench.case.request());
+    let no = home.err().filter(|e| e.kind == StatusKind::Refused)?;
+    let missing = no.code != LoadCode::ArchMalformed.name();
+    missing.then(|| format!("no device here runs it: {}: {}", no.code, no.message))
 }

@@ -32,7 +32,7 @@ pub struct Adjudication {
     pub rows: u64,
     /// Every candidate, `host` first.
     pub standings: Vec<Standing>,
-    /// `PLUGIN:FORM`, or `host`.
+    /// `PLUGIN:FORM`, or `host`; nothing where the host had nobody to be compared with.
     pub winner: Option<String>,
 }
 
@@ -58,6 +58,21 @@ struct Entry {
     standing: Standing,
     /// Its plan and seats, until it loses.
     running: Option<(Plan, Vec<Arc<Seat>>)>,
+    /// It was bound and its answer or its time was taken: whoever beats it has beaten somebody. What could not be bound
+    /// here, or ended with its device, says nothing of the host.
+    judged: bool,
+}
+
+impl Entry {
+    /// Out of the race.
+    fn lost(mut standing: Standing, reason: String, judged: bool) -> Self {
+        standing.lost = Some(reason);
+        Entry {
+            standing,
+            running: None,
+            judged,
+        }
+    }
 }
 
 /// See the module. Forms of yardstick plugins take part only where they are pinned.
@@ -98,6 +113,7 @@ impl Prepared<'_> {
         let mut entries = vec![Entry {
             standing: Standing::new(decisions::HOST, 0),
             running: Some((self.plan(Vec::new())?, Vec::new())),
+            judged: false,
         }];
         entries[0].standing.enter(1.0);
         let pinned = self.options.pins.iter().any(|p| p.structure == name);
@@ -108,12 +124,15 @@ impl Prepared<'_> {
         }
         judge.progress.stage(&format!("race {name}"), 0);
         self.time(judge, &mut entries)?;
+        let decided = entries.iter().any(|e| e.judged);
         let standings: Vec<Standing> = entries.into_iter().map(|e| e.standing).collect();
         Ok(Adjudication {
             device: self.device.clone(),
             structure: name.into(),
             rows,
-            winner: winner(&standings).map(|s| s.candidate.clone()),
+            winner: winner(&standings)
+                .filter(|_| decided)
+                .map(|s| s.candidate.clone()),
             standings,
         })
     }
@@ -148,21 +167,15 @@ impl Prepared<'_> {
             }
         }
         if bounds.is_empty() {
-            standing.lost = refused.or(Some("format_no_variant: no seam takes it".into()));
-            return Ok(Entry {
-                standing,
-                running: None,
-            });
+            let why = refused.unwrap_or("format_no_variant: no seam takes it".into());
+            return Ok(Entry::lost(standing, why, false));
         }
         let seats: Vec<Arc<Seat>> = bounds.iter().map(|b| b.seat.clone()).collect();
         let plan = self.plan(installs(&bounds))?;
         let mut note = UnitNote::default();
         if let Some(no) = judge.parity(&plan, &seats, &mut note)? {
-            standing.lost = Some(format!("{}: {}", no.code, no.reason));
-            return Ok(Entry {
-                standing,
-                running: None,
-            });
+            let why = format!("{}: {}", no.code, no.reason);
+            return Ok(Entry::lost(standing, why, !note.metrics.0.is_empty()));
         }
         let metric = match self.kind {
             OutputKind::Values => "cosine",
@@ -172,6 +185,7 @@ impl Prepared<'_> {
         Ok(Entry {
             standing,
             running: enters.then_some((plan, seats)),
+            judged: true,
         })
     }
 
@@ -196,13 +210,16 @@ impl Prepared<'_> {
                 [] => None,
                 seats => runtime_refusal(seats).or_else(|| ledger_refusal(seats)),
             };
-            match (time, gave_up) {
-                (Err(e), _) => entry.standing.lost = Some(format!("{}: {e}", e.code())),
-                (Ok(_), Some(no)) => {
-                    entry.standing.lost = Some(format!("{}: {}", no.code, no.reason));
+            let failed = match (time, gave_up) {
+                (Err(e), _) => format!("{}: {e}", e.code()),
+                (Ok(_), Some(no)) => format!("{}: {}", no.code, no.reason),
+                (Ok(ms), None) => {
+                    entry.standing.time_ms = Some(ms);
+                    continue;
                 }
-                (Ok(ms), None) => entry.standing.time_ms = Some(ms),
-            }
+            };
+            entry.standing.lost = Some(failed);
+            entry.judged = false;
         }
         Ok(())
     }

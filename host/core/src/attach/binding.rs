@@ -26,12 +26,7 @@ impl Prepared<'_> {
     ) -> Result<Bound, NotBound> {
         let s = &self.survey.sites[site];
         let rows = &self.seams[site].rows;
-        let not = |note| {
-            Err(NotBound {
-                note,
-                distrust: false,
-            })
-        };
+        let not = |note: RefusalNote| Err(note.into());
         let span = match qualify(s, choice, "f32", rows) {
             Ok(span) => span,
             Err(note) => return not(note),

@@ -225,13 +225,9 @@ impl<'a> Prepared<'a> {
         };
         let sum = |span: usize| -> Result<Bound, NotBound> {
             let fits = qualify_at(site, choice, "f32", rows, |i| i == span);
-            let not = |note| NotBound {
-                note,
-                distrust: false,
-            };
-            let span = fits.map_err(not)?;
+            let span = fits?;
             let Some(plugin) = self.host.registry.plugin(choice.plugin) else {
-                return Err(not(RefusalNote {
+                return Err(RefusalNote {
                     path: site.seam.path.clone(),
                     structure: site.spec.name.clone(),
                     stage: "compose".into(),
@@ -239,7 +235,8 @@ impl<'a> Prepared<'a> {
                     reason: format!("plugin `{}` is not loaded", choice.plugin),
                     plugin: Some(choice.plugin.into()),
                     form: Some(choice.form.name.clone()),
-                }));
+                }
+                .into());
             };
             bench.bind(site, span, choice, plugin, rows)
         };

@@ -346,6 +346,7 @@ impl<'a> Prepared<'a> {
         note.structure = names(|n| n.structure.clone());
         note.form = names(|n| n.form.clone());
         note.plugin = names(|n| n.plugin.clone());
+        note.device = one_device(active.iter().map(|b| &b.note));
         if note.outcome != "activated" {
             let code = note.code.take().unwrap_or_default();
             let reason = note.reason.take().unwrap_or_default();
@@ -399,5 +400,17 @@ impl<'a> Prepared<'a> {
         let each = most.into_iter();
         each.flat_map(|(rows, times)| std::iter::repeat_n(rows, times))
             .collect()
+    }
+}
+
+/// The device that all of these seats are on; nothing where one is on the CPU or two differ.
+fn one_device<'n>(notes: impl IntoIterator<Item = &'n SeatNote>) -> Option<u32> {
+    let places: BTreeSet<Option<(&str, u32)>> = notes
+        .into_iter()
+        .map(|n| Some((n.plugin.as_str(), n.device.as_ref()?.index)))
+        .collect();
+    match places.into_iter().collect::<Vec<_>>().as_slice() {
+        [Some((_, device))] => Some(*device),
+        _ => None,
     }
 }

@@ -84,9 +84,12 @@ impl Bench<'_> {
                 let reason = report
                     .reason
                     .unwrap_or_else(|| "the probe gave no reason".into());
-                return place.refuse("probe", &code, reason, false);
+                return Err(NotBound {
+                    machine: true,
+                    ..place.refusal("probe", &code, reason, false)
+                });
             }
-            Err(e) => return place.refuse("probe", &e.code, e.message, crashed(e.kind)),
+            Err(e) => return Err(place.answered("probe", e)),
         }
         let mut statistics = match self.statistics(site, form) {
             Ok(s) => s,

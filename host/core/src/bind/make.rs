@@ -11,7 +11,7 @@ use structures_plugin_api::abi;
 use structures_plugin_api::formats::{fp8_scale, Balance};
 use structures_seams::LocatedSpan;
 
-use super::draft::{crashed, Draft};
+use super::draft::Draft;
 use super::pair::on_wire;
 use super::{present, seat_note, Bench, Loaded, NotBound, Place, WireBind};
 use crate::chain::Decoded;
@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::receipt::SeatNote;
 use crate::seat::{Admission, Rows};
 use crate::sites::Site;
+use crate::station::DEVICE_LOST;
 use crate::trial::{NamedWeight, Trial};
 
 /// A form that was bound and compared with its reference.
@@ -87,13 +88,13 @@ impl Bench<'_> {
         } = draft;
         let bound = match bound {
             Ok(Ok(b)) => b,
-            Ok(Err(e)) => return place.refuse("bind", &e.code, e.message, crashed(e.kind)),
+            Ok(Err(e)) => return Err(place.answered("bind", e)),
             Err(e) => return place.refuse("bind", &e.code(), e.to_string(), false),
         };
         let facts = bound.facts();
         let executable = match Loaded::new(bound, plugin, choice.device) {
             Ok(loaded) => Arc::new(loaded),
-            Err(e) => return place.refuse("bind", &e.code, e.message, crashed(e.kind)),
+            Err(e) => return Err(place.answered("bind", e)),
         };
         let inputs = match self.inputs(site, span) {
             Ok(i) => i,
@@ -136,7 +137,12 @@ impl Bench<'_> {
                     shelf.keep(&name, &witness);
                 }
             }
-            Ok(Err((code, reason))) => return place.refuse("bind", code, reason, true),
+            Ok(Err((code, reason))) => {
+                return Err(NotBound {
+                    machine: reason.starts_with(DEVICE_LOST),
+                    ..place.refusal("bind", code, reason, true)
+                });
+            }
             Err(e) => return place.refuse("bind", &e.code(), e.to_string(), false),
         }
         let Trial {
