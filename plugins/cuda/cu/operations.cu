@@ -5,12 +5,27 @@
 
 #define OPERATION_ADD 0u
 
+// What is left of `left` divided by `by`, which becomes the quotient. Dividing 64 bits is a subroutine, so 32 do where all
+// of `count` elements are counted in as many.
+__device__ __forceinline__ u64 rest_of(u64 &left, u64 by, u64 count) {
+  if (count >> 32) {
+    u64 rest = left % by;
+    left /= by;
+    return rest;
+  }
+  u32 low = (u32)left, quotient = low / (u32)by, rest = low - quotient * (u32)by;
+  left = quotient;
+  return rest;
+}
+
 // y[i] of a[i] and b[i], each repeated from its start when it is over.
 extern "C" __global__ void operation_pair(const float *a, u64 a_count, const float *b, u64 b_count, float *y,
                                           u64 count, u32 kind) {
   u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= count) return;
-  float x = a[i % a_count], z = b[i % b_count];
+  u64 j = i, k = i;
+  float x = a[a_count == count ? i : rest_of(j, a_count, count)];
+  float z = b[b_count == count ? i : rest_of(k, b_count, count)];
   y[i] = kind == OPERATION_ADD ? x + z : x * z;
 }
 
@@ -42,7 +57,7 @@ extern "C" __global__ void operation_append(const float *x, const u64 *valid, fl
   u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
   u64 end = *valid;
   if (i >= count || end < rows || end > room) return;
-  u64 head = i / (rows * width), at = i % (rows * width);
+  u64 head = i, at = rest_of(head, rows * width, count);
   region[(head * room + end - rows) * width + at] = x[i];
 }
 
@@ -51,14 +66,11 @@ extern "C" __global__ void operation_copy(const float *x, float *y, u64 count, u
                                           u64 s1, u64 s2, u64 s3, u64 s4) {
   u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= count) return;
-  u64 left = i, at = left % n4 * s4;
-  left /= n4;
-  at += left % n3 * s3;
-  left /= n3;
-  at += left % n2 * s2;
-  left /= n2;
-  at += left % n1 * s1 + left / n1 * s0;
-  y[i] = x[at];
+  u64 left = i, at = rest_of(left, n4, count) * s4;
+  at += rest_of(left, n3, count) * s3;
+  at += rest_of(left, n2, count) * s2;
+  at += rest_of(left, n1, count) * s1;
+  y[i] = x[at + left * s0];
 }
 
 // Of equals the one that comes first, whoever asks; what is no number is neither larger nor equal.
