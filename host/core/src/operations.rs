@@ -808,7 +808,8 @@ mod tests {
             largest(&without, better, finite)
         };
         let more = |a: f32, b: f32| a > b;
-        let wrong: [&dyn Fn(&[f32]) -> Option<usize>; 7] = [
+        type Chooses<'c> = &'c dyn Fn(&[f32]) -> Option<usize>;
+        let wrong: [Chooses<'_>; 7] = [
             // The last of equals; a negative zero below the other; what is no number, in front of all or for good.
             &|row| numbers(row, &|a, b| a >= b, true),
             &|row| numbers(row, &|a, b| a.total_cmp(&b).is_gt(), true),
