@@ -304,8 +304,9 @@ fn operations(
         }
         let mut shop = Workshop::new(model.session(), plugin, station, sizes, most, mode);
         for name in &note.values {
-            let scores = graph.value_named(name).filter(|_| note.kind == CHOICE);
-            if let Some(scores) = scores {
+            let given = |v: &ValueId| graph.outputs.iter().any(|(_, output)| output == v);
+            let scores = graph.value_named(name).filter(given);
+            if let Some(scores) = scores.filter(|_| note.kind == CHOICE) {
                 let bound = shop.bind_choice(scores);
                 let bound =
                     bound.map_err(|(code, why)| different(&format!("`{name}`: {code}: {why}")));

@@ -463,7 +463,12 @@ fn what_is_recorded_is_done_when_it_is_launched_on_what_lies_there_then() {
     };
     let device = plugin.device(GPU).expect("opens");
     let (form, sum) = (append(&plugin), bind(&plugin, "add", &["a", "b"], &[], GPU));
+    let choice = bind(&plugin, "argmax", &["x"], &[], GPU).expect("binds");
+    let turn = bind(&plugin, "transpose", &["x"], &[], GPU).expect("binds");
     let sum = sum.expect("binds");
+    let turned = on(&device, &[0.0; 135]);
+    let chosen = device.lease(24).expect("memory");
+    chosen.replace(None, 0, &[-9_i64; 3]).expect("copies");
     let mut want = ramp(ROOM.iter().product(), 11);
     let region = on(&device, &want);
     let length = device.lease(8).expect("memory");
@@ -481,7 +486,13 @@ fn what_is_recorded_is_done_when_it_is_launched_on_what_lies_there_then() {
             length.tensor(DType::I64, &[]).expect("fits"),
         ];
         let mut states = [region.state(DType::F32, &ROOM).expect("fits")];
-        form.call_on(&device, None, &inputs, &mut [], &mut states)
+        form.call_on(&device, None, &inputs, &mut [], &mut states)?;
+        // `[1, 3, 1, 45]` turned is `[1, 1, 3, 45]`.
+        let mut made = [turned.state(DType::F32, &[1, 1, 3, 45]).expect("fits")];
+        turn.call_on(&device, None, &inputs[..1], &mut made, &mut [])?;
+        let scores = turned.tensor(DType::F32, &[1, 1, 3, 45]).expect("fits");
+        let mut made = [chosen.state(DType::I64, &[1, 1, 3]).expect("fits")];
+        choice.call_on(&device, None, &[scores], &mut made, &mut [])
     };
     length.replace(None, 0, &[1_i64]).expect("copies");
     let (noted, recording) = device.record(None, &mut step).expect("records");
@@ -492,7 +503,13 @@ fn what_is_recorded_is_done_when_it_is_launched_on_what_lies_there_then() {
         region.copy_out(None, 0, &mut got).expect("copies");
         got
     };
+    let choices = || {
+        let mut got = [0_i64; 3];
+        chosen.copy_out(None, 0, &mut got).expect("copies");
+        got
+    };
     assert_eq!(read(), want, "a recorded call does nothing");
+    assert_eq!(choices(), [-9; 3]);
     for valid in 1..=3 {
         let values = ramp(135, 5 * valid);
         x.replace(None, 0, &values).expect("copies");
@@ -501,6 +518,8 @@ fn what_is_recorded_is_done_when_it_is_launched_on_what_lies_there_then() {
         let values: Vec<f32> = values.iter().map(|v| v + v).collect();
         appended(&mut want, &values, 1, valid);
         assert_eq!(read(), want, "{valid}");
+        let first: Vec<i64> = values.chunks(45).map(first_largest).collect();
+        assert_eq!(choices().as_slice(), first);
     }
     // What a recording cannot hold is refused by name, and so is its end; the forms are as sound as before.
     let spoilt = |what: &dyn Fn() -> Option<String>, code: &str| {
