@@ -125,7 +125,7 @@ impl Host {
             formats.dedup();
             for format in formats {
                 // Any form of the format that runs here will do.
-                let mut probed = false;
+                let (mut probed, mut refused) = (false, None);
                 let mut present = Vec::new();
                 let forms = d.forms.iter().filter(|f| f.format == format);
                 let placed =
@@ -134,10 +134,15 @@ impl Host {
                     match plugin.probe(&form.name, device, &admitted_shapes(form)) {
                         Ok(report) => {
                             probed |= report.probed;
+                            if let (false, Some(code)) = (report.probed, report.code) {
+                                let why = report.reason.unwrap_or_default();
+                                refused.get_or_insert(format!("{code}: {why}"));
+                            }
                             present.extend(report.entries.present);
                         }
                         Err(e) => {
                             tracing::debug!(plugin = %d.id, form = %form.name, "probe: {e}");
+                            refused.get_or_insert(format!("{}: {}", e.code, e.message));
                         }
                     }
                 }
@@ -147,6 +152,7 @@ impl Host {
                     native: native(format, &d.archs, &present),
                     format: format.to_string(),
                     probed,
+                    refused: refused.filter(|_| !probed),
                 });
             }
         }

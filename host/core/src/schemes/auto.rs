@@ -3,6 +3,8 @@
 //! One table, one function. A failed probe counts as absent; a plugin that is a yardstick counts for nothing,
 //! since it executes every format slowly.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 /// The name that asks for this choice.
@@ -30,6 +32,8 @@ pub struct Capability {
     pub probed: bool,
     /// Whether the device executes it natively ([`native`]).
     pub native: bool,
+    /// Where no probe succeeded: code and reason of the first.
+    pub refused: Option<String>,
 }
 
 /// The choice and why.
@@ -61,8 +65,27 @@ pub fn auto(capabilities: &[Capability]) -> Auto {
     }
     Auto {
         profile: OTHERWISE.to_string(),
-        why: format!("no loaded plugin executes {}", missed.join(" or ")),
+        why: format!(
+            "no loaded plugin executes {}{}",
+            missed.join(" or "),
+            refusals(capabilities)
+        ),
     }
+}
+
+/// What the plugins that would execute a profile's format said instead, each once: a driver that is missing is no lack of
+/// a plugin.
+fn refusals(capabilities: &[Capability]) -> String {
+    let wanted = |c: &&Capability| {
+        let listed = TABLE.iter().any(|(_, format, _)| *format == c.format);
+        listed && !c.probed && !c.reference
+    };
+    let said: BTreeSet<String> = capabilities
+        .iter()
+        .filter(wanted)
+        .filter_map(|c| Some(format!("; {}: {}", c.plugin, c.refused.as_deref()?)))
+        .collect();
+    said.into_iter().collect()
 }
 
 /// Whether a format is native, from the architectures that matched this device and the entries a probe found.
@@ -116,6 +139,7 @@ mod tests {
             format: format.into(),
             probed: true,
             native: true,
+            refused: None,
         }
     }
 
@@ -155,8 +179,30 @@ mod tests {
             native: false,
             ..can("fp8_static")
         };
-        assert_eq!(profile(&[failed, yardstick, emulated]), "none");
+        assert_eq!(profile(&[failed, yardstick.clone(), emulated]), "none");
         assert_eq!(profile(&[]), "none");
+        // What a plugin said instead is said, once, and a yardstick's is not.
+        let absent = |format: &str| Capability {
+            probed: false,
+            refused: Some("driver_absent: no library".into()),
+            ..can(format)
+        };
+        let silent = Capability {
+            refused: Some("yardstick".into()),
+            probed: false,
+            ..yardstick
+        };
+        let why = auto(&[
+            absent("fp8_static"),
+            absent("w8a16_static"),
+            absent("q"),
+            silent,
+        ])
+        .why;
+        assert!(
+            why.ends_with("products; vendor: driver_absent: no library"),
+            "{why}"
+        );
     }
 
     #[test]
