@@ -157,7 +157,7 @@ fn readme(document: &Value, file: &str, signed: bool) -> String {
     let mut out = format!(
         "# {} {}\n\nA backend for `structures` by {}, built for plugin API {}.\n\n\
          - architectures: {}\n- requires of the host: {}\n- optional entries: {}\n\n\
-         | structure | form | format | spans | dtypes |\n|---|---|---|---|---|\n",
+         | structure | form | format | spans | dtypes | architectures |\n|---|---|---|---|---|---|\n",
         text(document, "id"),
         text(document, "version"),
         text(document, "vendor"),
@@ -180,6 +180,10 @@ fn readme(document: &Value, file: &str, signed: bool) -> String {
             text(form, "format"),
             words("spans"),
             words("dtypes"),
+            match words("archs") {
+                all if all.is_empty() => "all".into(),
+                fewer => fewer,
+            },
         ];
         let _ = writeln!(out, "| {} |", row.join(" | ")); // writing to a String does not fail
     }
@@ -231,7 +235,8 @@ mod tests {
         let document = serde_json::json!({
             "schema": 1, "id": "x", "vendor": "v", "version": "1.2.3", "api": "1.0.0",
             "archs": ["x86_64", "sm_90"],
-            "forms": [{"structure": "s", "name": "f", "format": "none", "spans": ["a", "b"], "dtypes": ["f32"]}],
+            "forms": [{"structure": "s", "name": "f", "format": "none", "spans": ["a", "b"], "dtypes": ["f32"]},
+                {"structure": "s", "name": "g", "format": "none", "spans": ["a"], "dtypes": ["f32"], "archs": ["sm_90"]}],
         });
         let file = "libstructures_plugin_x.so";
         assert_eq!(sidecar_name(file), "libstructures_plugin_x.plugin.json");
@@ -243,7 +248,8 @@ mod tests {
         for fact in [
             "# x 1.2.3",
             "x86_64, sm_90",
-            "| s | f | none | a b | f32 |",
+            "| s | f | none | a b | f32 | all |",
+            "| s | g | none | a | f32 | sm_90 |",
             ".so.sig",
         ] {
             assert!(readme.contains(fact), "{readme}");

@@ -134,16 +134,15 @@ impl Host {
                     match plugin.probe(&form.name, device, &admitted_shapes(form)) {
                         Ok(report) => {
                             probed |= report.probed;
+                            if let (false, Some(code)) = (report.probed, report.code) {
+                                let why = report.reason.unwrap_or_default();
+                                refused.get_or_insert(format!("{code}: {why}"));
+                            }
                             present.extend(report.entries.present);
-                            let because = report.reason.unwrap_or_default();
-                            refused = report
-                                .code
-                                .map(|code| format!("{code}: {because}"))
-                                .or(refused);
                         }
                         Err(e) => {
                             tracing::debug!(plugin = %d.id, form = %form.name, "probe: {e}");
-                            refused = Some(format!("{}: {}", e.code, e.message));
+                            refused.get_or_insert(format!("{}: {}", e.code, e.message));
                         }
                     }
                 }
@@ -152,8 +151,8 @@ impl Host {
                     reference: d.role.as_deref() == Some("reference"),
                     native: native(format, &d.archs, &present),
                     format: format.to_string(),
-                    refused: refused.filter(|_| !probed),
                     probed,
+                    refused: refused.filter(|_| !probed),
                 });
             }
         }

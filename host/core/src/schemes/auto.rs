@@ -3,6 +3,8 @@
 //! One table, one function. A failed probe counts as absent; a plugin that is a yardstick counts for nothing,
 //! since it executes every format slowly.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 /// The name that asks for this choice.
@@ -28,10 +30,10 @@ pub struct Capability {
     pub format: String,
     /// Whether a probe here succeeded.
     pub probed: bool,
-    /// Code and reason of the last probe, where none did.
-    pub refused: Option<String>,
     /// Whether the device executes it natively ([`native`]).
     pub native: bool,
+    /// Where no probe succeeded: code and reason of the first.
+    pub refused: Option<String>,
 }
 
 /// The choice and why.
@@ -45,7 +47,7 @@ pub struct Auto {
 
 /// Chooses a profile.
 pub fn auto(capabilities: &[Capability]) -> Auto {
-    let (mut missed, mut refused) = (Vec::new(), Vec::new());
+    let mut missed = Vec::new();
     for (profile, format, means) in TABLE {
         let able = capabilities
             .iter()
@@ -60,22 +62,30 @@ pub fn auto(capabilities: &[Capability]) -> Auto {
             }
             None => missed.push(format!("{format} with {means}")),
         }
-        for c in capabilities
-            .iter()
-            .filter(|c| c.format == format && !c.probed && !c.reference)
-        {
-            let why = c
-                .refused
-                .as_ref()
-                .map(|why| format!("; {}: {why}", c.plugin));
-            refused.extend(why.filter(|why| !refused.contains(why)));
-        }
     }
-    let missed = missed.join(" or ");
     Auto {
         profile: OTHERWISE.to_string(),
-        why: format!("no loaded plugin executes {missed}{}", refused.concat()),
+        why: format!(
+            "no loaded plugin executes {}{}",
+            missed.join(" or "),
+            refusals(capabilities)
+        ),
     }
+}
+
+/// What the plugins that would execute a profile's format said instead, each once: a driver that is missing is no lack of
+/// a plugin.
+fn refusals(capabilities: &[Capability]) -> String {
+    let wanted = |c: &&Capability| {
+        let listed = TABLE.iter().any(|(_, format, _)| *format == c.format);
+        listed && !c.probed && !c.reference
+    };
+    let said: BTreeSet<String> = capabilities
+        .iter()
+        .filter(wanted)
+        .filter_map(|c| Some(format!("; {}: {}", c.plugin, c.refused.as_deref()?)))
+        .collect();
+    said.into_iter().collect()
 }
 
 /// Whether a format is native, from the architectures that matched this device and the entries a probe found.
@@ -128,8 +138,8 @@ mod tests {
             reference: false,
             format: format.into(),
             probed: true,
-            refused: None,
             native: true,
+            refused: None,
         }
     }
 
@@ -159,21 +169,8 @@ mod tests {
     fn failed_probes_yardsticks_and_emulation_do_not_count() {
         let failed = Capability {
             probed: false,
-            refused: Some("driver_absent: no driver".into()),
             ..can("fp8_static")
         };
-        let twice = [
-            failed.clone(),
-            Capability {
-                format: "w8a16_static".into(),
-                ..failed.clone()
-            },
-        ];
-        let why = auto(&twice).why;
-        assert!(
-            why.ends_with("products; vendor: driver_absent: no driver"),
-            "{why}"
-        );
         let yardstick = Capability {
             reference: true,
             ..can("fp8_static")
@@ -182,8 +179,30 @@ mod tests {
             native: false,
             ..can("fp8_static")
         };
-        assert_eq!(profile(&[failed, yardstick, emulated]), "none");
+        assert_eq!(profile(&[failed, yardstick.clone(), emulated]), "none");
         assert_eq!(profile(&[]), "none");
+        // What a plugin said instead is said, once, and a yardstick's is not.
+        let absent = |format: &str| Capability {
+            probed: false,
+            refused: Some("driver_absent: no library".into()),
+            ..can(format)
+        };
+        let silent = Capability {
+            refused: Some("yardstick".into()),
+            probed: false,
+            ..yardstick
+        };
+        let why = auto(&[
+            absent("fp8_static"),
+            absent("w8a16_static"),
+            absent("q"),
+            silent,
+        ])
+        .why;
+        assert!(
+            why.ends_with("products; vendor: driver_absent: no library"),
+            "{why}"
+        );
     }
 
     #[test]

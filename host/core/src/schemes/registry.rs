@@ -201,11 +201,11 @@ mod tests {
     fn b_102_auto_is_the_explicit_profile_and_says_so() {
         let registry = Registry::builtin();
         let able = Capability {
+            refused: None,
             plugin: "p".into(),
             reference: false,
             format: "w8a16_static".into(),
             probed: true,
-            refused: None,
             native: true,
         };
         let auto = registry.select("auto", &[able]).unwrap();
