@@ -13,19 +13,20 @@ use crate::run::{cargo, find, root, step};
 /// The newest CUDA this was tried with; an older one knows fewer architectures.
 const PACKAGE: &str = "nvidia-cuda-nvrtc>=13.0,<14";
 
+const USAGE: &str = "usage: check-cuda [--nvrtc PATH] [--require]";
+
 /// `check-cuda [--nvrtc PATH] [--require]`.
 pub fn run(args: &[String]) -> Result<(), String> {
     let (mut given, mut required) = (None, false);
     let mut args = args.iter();
     while let Some(arg) = args.next() {
         match arg.as_str() {
-            "--nvrtc" => given = args.next().map(PathBuf::from),
+            "--nvrtc" => match args.next() {
+                Some(path) => given = Some(PathBuf::from(path)),
+                None => return Err(format!("`--nvrtc` names no library; {USAGE}")),
+            },
             "--require" => required = true,
-            other => {
-                return Err(format!(
-                    "unknown argument `{other}`; usage: check-cuda [--nvrtc PATH] [--require]"
-                ))
-            }
+            other => return Err(format!("unknown argument `{other}`; {USAGE}")),
         }
     }
     let library = match given.map_or_else(fetched, Ok) {

@@ -516,18 +516,19 @@ __device__ __forceinline__ void operand_rows(const void *x, u32 x_dtype, void *o
 #define PLAIN(name, Op, PARAMS)                                                                             \
   extern "C" __global__ void name##_plain(Operands o, PARAMS p) { product_plain<Op>(o, p); }
 
+// Blocks at one time as far as no compiler has to spill for them.
 #define ROWS_OF(name, CHANNELS, PLANES, BLOCKS, PARAMS)                                                     \
   extern "C" __global__ void __launch_bounds__(ROWS_WARPS * WARP, BLOCKS) name(Rows o, PARAMS p) {          \
     product_rows<CHANNELS, PLANES>(o, p);                                                                   \
   }
 
 #define ROWS(name, PARAMS)                                                                                  \
-  ROWS_OF(name##_rows16, 16, 1, 3, PARAMS)                                                                  \
-  ROWS_OF(name##_rows32, 32, 1, 3, PARAMS)                                                                  \
-  ROWS_OF(name##_rows64, 64, 1, 3, PARAMS)                                                                  \
+  ROWS_OF(name##_rows16, 16, 1, 2, PARAMS)                                                                  \
+  ROWS_OF(name##_rows32, 32, 1, 2, PARAMS)                                                                  \
+  ROWS_OF(name##_rows64, 64, 1, 2, PARAMS)                                                                  \
   ROWS_OF(name##_rows16x3, 16, 3, 2, PARAMS)                                                                \
   ROWS_OF(name##_rows32x3, 32, 3, 2, PARAMS)                                                                \
-  ROWS_OF(name##_rows64x3, 64, 3, 2, PARAMS)
+  ROWS_OF(name##_rows64x3, 64, 3, 1, PARAMS)
 
 #if defined(STRUCTURES_SHIM) || __CUDA_ARCH__ >= 890
 #define PRODUCTS(name, PARAMS)                                                                              \
