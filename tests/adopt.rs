@@ -478,8 +478,10 @@ fn b_246_what_others_took_a_part_of_is_refused_by_name() {
     wish.pins = vec![Pin::parse("qkv_pack=portable:w4a16_static").unwrap()];
     let swaps = auto_swaps(&host, &model, &samples(), &wish, &Silent).unwrap();
     let adopted = swaps.adopted.unwrap();
-    let took = |slot: &str| adopted.layers.iter().any(|l| l.param.contains(slot));
-    assert!(took("attn_q") && !took("attn_k") && !took("attn_v"));
+    let paths: Vec<&str> = adopted.seats.iter().map(|s| s.path.as_str()).collect();
+    let took = |name: &str| paths.iter().any(|path| path.ends_with(name));
+    let only_q = took(".q_proj") && !took(".k_proj") && !took(".v_proj");
+    assert!(only_q, "{paths:?}");
     let row = ("adopt".to_string(), "format_no_variant".to_string());
     assert_eq!(of_packs(&swaps.refused), [row.clone(), row]);
     // All of it taken by a wider seam: nothing is missing.
@@ -495,10 +497,10 @@ fn b_246_what_others_took_a_part_of_is_refused_by_name() {
 #[test]
 fn b_246_who_could_not_take_a_seat_is_told_and_who_serves_it_is_counted() {
     let dir = tempfile::tempdir().unwrap();
-    let path = gguf(dir.path(), |_| GgmlDType::Q8_0);
+    compressed(dir.path());
     let portable = plugins(&["portable"]);
     fixture_copy(portable.path(), Fault::RefusesPacked, "eager");
-    let model = Loaded::open(&path).unwrap();
+    let model = Loaded::open(dir.path()).unwrap();
     let wish = options(Some(Wish::everything()));
     let done = attach(&host(portable.path()), &model, &samples(), &wish, &Silent).unwrap();
     let adopted = done.receipt.adopted.as_ref().unwrap();
@@ -525,7 +527,7 @@ fn b_246_who_could_not_take_a_seat_is_told_and_who_serves_it_is_counted() {
             "--max-new-tokens",
             "1",
         ])
-        .arg(&path)
+        .arg(dir.path())
         .output()
         .unwrap();
     let log = String::from_utf8_lossy(&out.stderr);
