@@ -13,9 +13,11 @@ use structures::attach::{attach, auto_swaps, Options};
 use structures::choose::Pin;
 use structures::host::Loaded;
 use structures::progress::Silent;
+use structures::receipt::RefusalNote;
 use structures::replay::replay;
 use structures::samples::Samples;
 use structures::seat::OnGuardFail;
+use structures_fixture_plugin::{fixture_copy, Fault};
 use structures_graph::session::Plan;
 use structures_models::{Checkpoint, Description};
 use structures_plugin_api::formats::{
@@ -458,6 +460,81 @@ fn b_246_a_slot_that_is_not_packed_leaves_its_siblings_packed() {
     );
     let got = logits(&model, &swaps.plan);
     assert!(close(&got, &logits(&model, &model.session().host_plan())));
+}
+
+#[test]
+fn b_246_what_others_took_a_part_of_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = gguf(dir.path(), |_| GgmlDType::Q8_0);
+    let model = Loaded::open(&path).unwrap();
+    let portable = plugins(&["portable"]);
+    let host = host(portable.path());
+    let of_packs = |refused: &[RefusalNote]| -> Vec<(String, String)> {
+        let rows = refused.iter().filter(|r| r.structure == "qkv_pack");
+        rows.map(|r| (r.stage.clone(), r.code.clone())).collect()
+    };
+    // The packs are left; of their three products, `linear_proj` takes q alone.
+    let mut wish = options(Some(Wish::everything()));
+    wish.pins = vec![Pin::parse("qkv_pack=portable:w4a16_static").unwrap()];
+    let swaps = auto_swaps(&host, &model, &samples(), &wish, &Silent).unwrap();
+    let adopted = swaps.adopted.unwrap();
+    let paths: Vec<&str> = adopted.seats.iter().map(|s| s.path.as_str()).collect();
+    let took = |name: &str| paths.iter().any(|path| path.ends_with(name));
+    let only_q = took(".q_proj") && !took(".k_proj") && !took(".v_proj");
+    assert!(only_q, "{paths:?}");
+    let row = ("adopt".to_string(), "format_no_variant".to_string());
+    assert_eq!(of_packs(&swaps.refused), [row.clone(), row]);
+    // All of it taken by a wider seam: nothing is missing.
+    let wish = options(Some(Wish::everything()));
+    let swaps = auto_swaps(&host, &model, &samples(), &wish, &Silent).unwrap();
+    assert!(
+        swaps.refused.iter().all(|r| r.stage != "adopt"),
+        "{:?}",
+        swaps.refused
+    );
+}
+
+#[test]
+fn b_246_who_could_not_take_a_seat_is_told_and_who_serves_it_is_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    compressed(dir.path());
+    let portable = plugins(&["portable"]);
+    fixture_copy(portable.path(), Fault::RefusesPacked, "eager");
+    let model = Loaded::open(dir.path()).unwrap();
+    let wish = options(Some(Wish::everything()));
+    let done = attach(&host(portable.path()), &model, &samples(), &wish, &Silent).unwrap();
+    let adopted = done.receipt.adopted.as_ref().unwrap();
+    let n = adopted.seats.len();
+    assert!(adopted.seats.iter().all(|s| s.plugin == "portable"));
+    let planted = done.receipt.refused.iter().filter(|r| {
+        let who = (r.plugin.as_deref(), r.form.as_deref());
+        (r.stage.as_str(), r.code.as_str()) == ("adopt", "planted_no")
+            && who == (Some("eager"), Some("plain"))
+    });
+    assert_eq!(planted.count(), n);
+    let text = adopted.summary();
+    assert!(
+        text.contains(&format!("in {n} seats ({n} portable:f32)")),
+        "{text}"
+    );
+
+    let out = structures(portable.path())
+        .args([
+            "generate",
+            "--adopt",
+            "--prompt",
+            "the",
+            "--max-new-tokens",
+            "1",
+        ])
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&out.stderr);
+    assert!(
+        log.contains(&format!("not bound: {n} x planted_no")),
+        "{log}"
+    );
 }
 
 #[test]

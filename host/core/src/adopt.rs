@@ -189,16 +189,30 @@ impl Adopted {
             );
         }
         format!(
-            "adopted at load time: {} weights ({}) in {} seats, {:.1} MB; {} packed again; relative L2 median {:.2e}, \
+            "adopted at load time: {} weights ({}) in {} seats ({}), {:.1} MB; {} packed again; relative L2 median {:.2e}, \
              max {:.2e}; no detach",
             self.count,
             formats.join(", "),
             self.seats.len(),
+            self.served(),
             self.packed_bytes as f64 / 1e6,
             self.converted,
             self.median_relative_l2,
             self.max_relative_l2
         )
+    }
+}
+
+impl Adopted {
+    /// Who serves how many seats: a backend that lost some to a slower one is seen here.
+    fn served(&self) -> String {
+        let mut seats: BTreeMap<String, usize> = BTreeMap::new();
+        for seat in &self.seats {
+            let who = format!("{}:{}", seat.plugin, seat.form);
+            *seats.entry(who).or_default() += 1;
+        }
+        let each: Vec<String> = seats.iter().map(|(who, n)| format!("{n} {who}")).collect();
+        each.join(", ")
     }
 }
 

@@ -3,6 +3,12 @@
 //! - 16-bit integers with one scale a row, `amax / 32512`: the error is at most `amax / 65024`, below bf16's, so a form
 //!   that uses them is still one of 16-bit activations. VNNI reads them as two planes of signed bytes, `256 hi + lo`.
 //! - the same with a scale for every 32 values where weights come in blocks: an outlier costs its own block alone.
+//! - the same for weights that a checkpoint keeps in blocks: nothing was rounded to codes here, so what is promised is an f32
+//!   product, 1e-4. A block that holds an outlier gets a third plane, the *tail*: what its codes leave, in 254ths of a step.
+//!   Rounding loses a step over the root of 12 in the mean of squares; [`OUTLIER`] is the round number below which a step
+//!   is so small that this is less than 1e-4 of the row's mean magnitude, which outliers hardly move. Without tails it
+//!   is 1e-5 of the block's largest value, and where a product makes little of an outlier (the values of a first token:
+//!   relative L2 up to 4e-4 on SmolLM2) that is no small part of what the rest comes to.
 //! - 8-bit integers under `amax / 127` of the row, or under a calibrated scale.
 //! - bf16, rounded to nearest even.
 //! - E4M3 values under a calibrated scale, kept as bf16, which holds them exactly.
@@ -23,6 +29,11 @@ const LARGEST: f32 = 32512.0;
 const PIECE: usize = 256;
 /// Values that share a scale where weights come in blocks.
 pub const SHARED: usize = 32;
+/// Times the mean magnitude of its row that the largest value of a block may be before it gets a tail.
+const OUTLIER: f32 = 10.0;
+const _: () = assert!(OUTLIER * OUTLIER < 1e-4 * 1e-4 * 12.0 * LARGEST * LARGEST);
+/// Codes of a tail in one step of what it is the tail of: half a step is the end of a signed byte.
+const TAIL: f32 = 254.0;
 /// Bytes of a record's scale and sums.
 const META: usize = 16;
 /// Rows worth waking a thread for: values of 4 microseconds.
@@ -53,6 +64,8 @@ pub enum Want {
     Int16Blocks {
         /// The factor.
         factor: i32,
+        /// Whether blocks with an outlier have tails.
+        tails: bool,
     },
 }
 
@@ -71,6 +84,10 @@ impl Want {
         }
     }
 
+    fn has_tails(self) -> bool {
+        matches!(self, Want::Int16Blocks { tails: true, .. })
+    }
+
     /// How rows of `k` values are kept.
     pub fn layout(self, isa: Isa, k: usize) -> Layout {
         let stride = match self {
@@ -85,12 +102,13 @@ impl Want {
         let values = match self {
             Want::Given => 0,
             Want::Bf16 | Want::E4m3 { .. } => 2 * stride,
-            _ if isa.wide() => planes * stride,
+            _ if isa.wide() => (planes + usize::from(self.has_tails())) * stride,
+            _ if self.has_tails() => 4 * stride,
             _ => 2 * stride,
         };
         let meta = match self {
             Want::Int16Blocks { .. } => {
-                META + stride / 16 * size_of::<i32>() + stride / SHARED * size_of::<f32>()
+                META + 2 * (stride / 16 * size_of::<i32>() + stride / SHARED * size_of::<f32>())
             }
             Want::Int8Rows | Want::Int8 { .. } | Want::Int16Rows => META,
             _ => 0,
@@ -171,7 +189,12 @@ impl Integers<'_> {
 
     /// Whether there are sums of 16 neighbours.
     pub fn has_block_sums(&self) -> bool {
-        matches!(self.layout.want, Want::Int16Blocks { .. })
+        self.layout.blocks()
+    }
+
+    /// Whether blocks with outliers have tails.
+    pub fn has_tails(&self) -> bool {
+        self.layout.want.has_tails()
     }
 
     fn at(&self, row: usize, offset: usize) -> *const u8 {
@@ -207,17 +230,50 @@ impl Integers<'_> {
 
     /// The scales of 32 neighbours of a row.
     pub fn block_scales(&self, row: usize) -> *const f32 {
-        let sums = self.layout.stride / 16 * size_of::<i32>();
-        self.at(row, self.layout.values + META + sums).cast()
+        self.at(row, self.layout.block_scales(0)).cast()
     }
 
     /// The sums of 16 neighbours of a row.
     pub fn block_sums(&self, row: usize) -> *const i32 {
-        self.at(row, self.layout.values + META).cast()
+        self.at(row, self.layout.block_sums(0)).cast()
+    }
+
+    /// The scales of the tails of 32 neighbours of a row, 0 where they have none.
+    pub fn tail_scales(&self, row: usize) -> *const f32 {
+        self.at(row, self.layout.block_scales(1)).cast()
+    }
+
+    /// The sums of 16 neighbours' tails.
+    pub fn tail_sums(&self, row: usize) -> *const i32 {
+        self.at(row, self.layout.block_sums(1)).cast()
+    }
+
+    /// The tails of a row, on an isa of wide vectors; there is something where a tail has a scale.
+    pub fn tail_bytes(&self, row: usize) -> *const i8 {
+        self.bytes(row).wrapping_add(2 * self.layout.stride)
+    }
+
+    /// The same on AVX2.
+    pub fn tail_words(&self, row: usize) -> *const i16 {
+        self.words(row).wrapping_add(self.layout.stride)
     }
 }
 
 impl Layout {
+    fn blocks(&self) -> bool {
+        matches!(self.want, Want::Int16Blocks { .. })
+    }
+
+    /// Where the sums of 16 neighbours start in a record: of the codes, of their tails.
+    fn block_sums(&self, of: usize) -> usize {
+        self.values + META + of * (self.stride / 16 + self.stride / SHARED) * size_of::<i32>()
+    }
+
+    /// Where the scales of 32 neighbours start.
+    fn block_scales(&self, of: usize) -> usize {
+        self.block_sums(of) + self.stride / 16 * size_of::<i32>()
+    }
+
     /// Lines for so many rows.
     pub fn lines(&self, rows: usize) -> usize {
         rows * self.record / 64
@@ -287,6 +343,10 @@ impl Layout {
         let limit = if self.planes == 2 { LARGEST } else { 127.0 };
         let mut sums = [0i32; 2];
         let mut words = [0i16; PIECE];
+        let most = match self.want.has_tails() {
+            true => OUTLIER * magnitudes(isa, x) / self.k as f32,
+            false => f32::INFINITY,
+        };
         let mut done = 0;
         while done < self.stride {
             let piece = PIECE.min(self.stride - done);
@@ -294,17 +354,28 @@ impl Layout {
             words[given.len()..].fill(0);
             if scale.is_nan() {
                 words.fill(0);
-            } else if let Want::Int16Blocks { .. } = self.want {
-                let first = (self.values + META + self.stride / 4 + done / SHARED * 4) / 4;
-                let scales = &mut plain::<f32>(record)[first..first + piece / SHARED];
-                scales.fill(1.0);
-                let blocks = given.chunks(SHARED).zip(words.chunks_mut(SHARED));
-                for ((block, words), scale) in blocks.zip(scales) {
-                    *scale = step_of(largest(isa, block));
-                    to_words(isa, block, *scale, limit, words);
-                }
-            } else {
+            } else if !self.blocks() {
                 to_words(isa, given, scale, limit, &mut words[..given.len()]);
+            }
+            if self.blocks() {
+                let mut scales = [1.0; PIECE / SHARED];
+                let mut of_tails = [0.0; PIECE / SHARED];
+                let blocks = given.chunks(SHARED).filter(|_| !scale.is_nan());
+                for (b, block) in blocks.enumerate() {
+                    let amax = largest(isa, block);
+                    scales[b] = step_of(amax);
+                    let words = &mut words[b * SHARED..][..SHARED];
+                    to_words(isa, block, scales[b], limit, words);
+                    if amax > most {
+                        of_tails[b] = scales[b] / TAIL;
+                        self.tails_of(block, words, scales[b], done + b * SHARED, record);
+                    }
+                }
+                for (of, scales) in [scales, of_tails].iter().enumerate() {
+                    let first = self.block_scales(of) / 4 + done / SHARED;
+                    let out = &mut plain::<f32>(record)[first..first + piece / SHARED];
+                    out.copy_from_slice(&scales[..piece / SHARED]);
+                }
             }
             let words = &words[..piece];
             if !isa.wide() {
@@ -317,8 +388,8 @@ impl Layout {
                 let (a, b) = split(isa, words, &mut high[range.clone()], &mut low[range]);
                 sums = [sums[0] + a, sums[1] + b];
             }
-            if let Want::Int16Blocks { factor } = self.want {
-                let first = (self.values + META + done / 16 * 4) / 4;
+            if let Want::Int16Blocks { factor, .. } = self.want {
+                let first = self.block_sums(0) / 4 + done / 16;
                 let out = &mut plain::<i32>(record)[first..first + piece / 16];
                 sums_of_blocks(isa, words, factor, out);
             }
@@ -326,6 +397,25 @@ impl Layout {
         }
         plain::<f32>(record)[self.values / 4] = scale;
         plain::<i32>(record)[self.values / 4 + 1..][..2].copy_from_slice(&sums);
+    }
+
+    /// Writes the tails of a block that starts at input `at`, and their sums. Those of other blocks are never read.
+    fn tails_of(&self, x: &[f32], codes: &[i16], scale: f32, at: usize, record: &mut [Line]) {
+        let isa = self.isa;
+        let mut tails = [0; SHARED];
+        to_tails(isa, x, codes, scale, &mut tails);
+        let place = self.planes * self.stride + at;
+        if isa.wide() {
+            to_bytes(isa, &tails, &mut plain::<i8>(record)[place..place + SHARED]);
+        } else {
+            let place = place - self.stride;
+            plain::<i16>(record)[place..place + SHARED].copy_from_slice(&tails);
+        }
+        if let Want::Int16Blocks { factor, .. } = self.want {
+            let first = self.block_sums(1) / 4 + at / 16;
+            let out = &mut plain::<i32>(record)[first..first + SHARED / 16];
+            sums_of_blocks(isa, &tails, factor, out);
+        }
     }
 }
 
@@ -357,6 +447,34 @@ vectorised! {
         for (o, v) in out.iter_mut().zip(x) {
             let code = (v / scale).round_ties_even().clamp(-limit, limit);
             // SAFETY: no NaN, and within the limit, which is within 16 bits.
+            *o = unsafe { code.to_int_unchecked::<i32>() } as i16;
+        }
+    }
+}
+
+vectorised! {
+    /// Sum of magnitudes.
+    fn magnitudes(x: &[f32]) -> f32 {
+        let mut lanes = [0.0_f32; 16];
+        let mut chunks = x.chunks_exact(16);
+        for chunk in &mut chunks {
+            for (lane, v) in lanes.iter_mut().zip(chunk) {
+                *lane += v.abs();
+            }
+        }
+        let rest: f32 = chunks.remainder().iter().map(|v| v.abs()).sum();
+        lanes.iter().sum::<f32>() + rest
+    }
+}
+
+vectorised! {
+    /// What codes under a scale leave of `x`, in [`TAIL`]ths of it.
+    fn to_tails(x: &[f32], codes: &[i16], scale: f32, out: &mut [i16]) {
+        for ((o, v), code) in out.iter_mut().zip(x).zip(codes) {
+            // One rounding: the difference is exact before it.
+            let left = f32::from(*code).mul_add(-scale, *v);
+            let code = (left / scale * TAIL).round_ties_even().clamp(-127.0, 127.0);
+            // SAFETY: within 8 bits, and not NaN: values and scale are finite, the scale is not 0.
             *o = unsafe { code.to_int_unchecked::<i32>() } as i16;
         }
     }
@@ -470,7 +588,13 @@ mod tests {
         let mut x = wave(2 * k, 0.37);
         x[k..].iter_mut().for_each(|v| *v = *v * 1e-3 + 1.0);
         for isa in Isa::here() {
-            for want in [Want::Int16Rows, Want::Int16Blocks { factor: -8 }] {
+            for want in [
+                Want::Int16Rows,
+                Want::Int16Blocks {
+                    factor: -8,
+                    tails: false,
+                },
+            ] {
                 prepared(want, isa, &x, 2, |p| {
                     let Prepared::Integers(p) = p else {
                         panic!("integers")
@@ -529,9 +653,63 @@ mod tests {
     }
 
     #[test]
+    fn a_block_with_an_outlier_has_tails_and_no_other_has() {
+        let k = 301;
+        let mut x = wave(2 * k, 0.01);
+        (x[70], x[k + 299]) = (9.0, -7.0);
+        for isa in Isa::here() {
+            let want = Want::Int16Blocks {
+                factor: -8,
+                tails: true,
+            };
+            prepared(want, isa, &x, 2, |p| {
+                let Prepared::Integers(p) = p else {
+                    panic!("integers")
+                };
+                for (row, outlier) in [70, 299].into_iter().enumerate() {
+                    let tail = |i: usize| -> i32 {
+                        // SAFETY: `i` is below the stride.
+                        unsafe {
+                            match isa.wide() {
+                                true => i32::from(*p.tail_bytes(row).add(i)),
+                                false => i32::from(*p.tail_words(row).add(i)),
+                            }
+                        }
+                    };
+                    for b in 0..p.stride() / SHARED {
+                        // SAFETY: two scales for every 32 values, two sums for every 16.
+                        let (scale, step, sums) = unsafe {
+                            let sums = p.tail_sums(row).add(2 * b);
+                            let scales = (p.block_scales(row).add(b), p.tail_scales(row).add(b));
+                            (*scales.0, *scales.1, [*sums, *sums.add(1)])
+                        };
+                        let has = b == outlier / SHARED;
+                        assert_eq!(step != 0.0, has, "{isa:?} row {row} block {b}");
+                        let places = b * SHARED..(b + 1) * SHARED;
+                        for i in places.clone().filter(|i| has && *i < k) {
+                            let got = f64::from(value(isa, p, row, i)) * f64::from(scale)
+                                + f64::from(tail(i)) * f64::from(step);
+                            let off = (got - f64::from(x[row * k + i])).abs();
+                            assert!(off <= f64::from(step) * 0.51, "{isa:?} {i}: {off}");
+                        }
+                        for (half, sum) in sums.into_iter().enumerate().filter(|_| has) {
+                            let places = places.clone().skip(16 * half).take(16);
+                            assert_eq!(sum, -8 * places.map(tail).sum::<i32>(), "{isa:?}");
+                        }
+                    }
+                }
+            });
+        }
+    }
+
+    #[test]
     fn a_row_that_is_not_finite_has_no_scale_unless_it_saturates_and_its_neighbour_has() {
         for isa in Isa::here() {
-            for want in [Want::Int16Rows, Want::Int8Rows, Want::int8(1.0)] {
+            let blocks = Want::Int16Blocks {
+                factor: 1,
+                tails: true,
+            };
+            for want in [Want::Int16Rows, Want::Int8Rows, Want::int8(1.0), blocks] {
                 for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                     let mut x = wave(140, 1.0);
                     x[3] = bad;
@@ -542,6 +720,10 @@ mod tests {
                         let saturates = want == Want::int8(1.0) && !bad.is_nan();
                         assert_eq!(p.scale(0).is_nan(), !saturates, "{want:?} {bad}");
                         assert!(p.scale(1).is_finite());
+                        for b in 0..p.stride() / SHARED * usize::from(want == blocks) {
+                            // SAFETY: a scale for every 32 values.
+                            assert_eq!(unsafe { *p.tail_scales(0).add(b) }, 0.0);
+                        }
                     });
                 }
             }

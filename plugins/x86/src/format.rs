@@ -13,7 +13,7 @@ pub const MOST_ROWS: u64 = 1 << 16;
 /// A number format of weights and activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// As given, in f32. Packed rows of a checkpoint stay packed and meet 16-bit activations.
+    /// As given, in f32. Packed rows of a checkpoint stay packed and meet integers that lose less than an f32 product may.
     F32,
     /// bf16 weights, activations rounded to bf16 where a product reads them; sums in f32.
     Bf16,

@@ -74,6 +74,8 @@ pub enum Fault {
     CloseAborts,
     /// Probes answer no.
     ProbeRefuses,
+    /// Says that it takes packed rows of a checkpoint, before anybody else, and refuses them at bind.
+    RefusesPacked,
     /// Prints on stdout while it is loaded and while it describes itself; otherwise good.
     Chatty,
     /// Loading it ends the process by a signal.
@@ -122,6 +124,7 @@ impl Fault {
         Fault::OpenHangs,
         Fault::CloseAborts,
         Fault::ProbeRefuses,
+        Fault::RefusesPacked,
         Fault::Chatty,
         Fault::LoadAborts,
         Fault::LoadExits,
@@ -166,6 +169,7 @@ impl Fault {
             Fault::OpenHangs => "open_hangs",
             Fault::CloseAborts => "close_aborts",
             Fault::ProbeRefuses => "probe_refuses",
+            Fault::RefusesPacked => "refuses_packed",
             Fault::Chatty => "chatty",
             Fault::LoadAborts => "load_aborts",
             Fault::LoadExits => "load_exits",

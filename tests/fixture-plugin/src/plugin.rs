@@ -9,6 +9,7 @@ use structures_plugin_api::describe::{
     Description, FormDecl, ProbeReport, ProbeShapes, WeightFormat,
 };
 use structures_plugin_api::export_backend;
+use structures_plugin_api::formats::BlockFormat;
 use structures_plugin_api::sdk::{
     Backend, BindRequest, BoundForm, Failure, Host, Tensor, TensorMut,
 };
@@ -79,6 +80,12 @@ impl Backend for Fixture {
             Fault::Requires => d.requires = vec!["time_travel".into()],
             Fault::BadDescribe => d.schema = 99,
             Fault::DescribeChanges if !scanned() => d.forms.truncate(1),
+            Fault::RefusesPacked => d.forms.iter_mut().for_each(|f| {
+                f.priority = 100;
+                if f.weight_format == WeightFormat::None {
+                    f.packed = BlockFormat::ALL.to_vec();
+                }
+            }),
             Fault::DescribePanics => panic!("planted in describe"),
             Fault::DescribeHangs => hang(),
             Fault::DescribeAborts => std::process::abort(),
@@ -127,6 +134,9 @@ impl Backend for Fixture {
             .form(&request.params.structure, request.form)
             .ok_or_else(|| unknown(request.form))?;
         request.admitted_by(decl)?;
+        if !request.params.packed.is_empty() {
+            return Err(Failure::refused("planted_no", "planted: rows as stored"));
+        }
         let own = Arc::new(Kernel::bind(request, request.form == "int8")?);
         let fault = trailer::own().fault;
         let kernel = if fault == Fault::Swapped {

@@ -32,6 +32,15 @@ pub(crate) struct Slot {
     format: BlockFormat,
 }
 
+/// Why a seam's forms did not take it.
+#[derive(Default)]
+struct Notes {
+    /// Forms that were bound here and did not hold.
+    tried: Vec<RefusalNote>,
+    /// Forms that the scheme does not admit, or that there was none.
+    passed_over: Vec<RefusalNote>,
+}
+
 /// Slots of a span that hold a whole matrix or a range of its rows, packed in one of these formats.
 pub(crate) fn packed_slots(
     model: &Loaded,
@@ -95,7 +104,7 @@ impl Prepared<'_> {
         order.sort_by_key(|i| Reverse(self.survey.sites[*i].spec.precedence));
         let mut owned: HashSet<OpId> = HashSet::new();
         let mut layers = Vec::new();
-        let mut passed: Vec<(usize, Vec<RefusalNote>)> = Vec::new();
+        let mut passed: Vec<(usize, Notes)> = Vec::new();
         for site in order {
             let spans = &self.survey.sites[site].spans;
             let packed =
@@ -103,7 +112,7 @@ impl Prepared<'_> {
             if !spans.iter().any(packed) {
                 continue;
             }
-            let mut notes = Vec::new();
+            let mut notes = Notes::default();
             if let Some(kept) = self.decided_host(site) {
                 self.refuse(kept);
                 continue;
@@ -112,21 +121,22 @@ impl Prepared<'_> {
                 Some(bound) => {
                     owned.extend(bound.install.ops.iter().copied());
                     self.adopted.push(bound);
+                    // Who came before the one that serves it, and could not.
+                    notes.tried.into_iter().for_each(|note| self.refuse(note));
                 }
                 None => passed.push((site, notes)),
             }
         }
+        let taken: HashSet<String> = layers.iter().map(|layer| layer.param.clone()).collect();
         let mut left: BTreeSet<String> = BTreeSet::new();
         for (site, notes) in passed {
-            let s = &self.survey.sites[site];
-            // What a wider or narrower seam took is not missing here.
-            let taken = s
-                .spans
-                .iter()
-                .any(|span| span.ops.iter().any(|op| owned.contains(op)));
-            if !taken {
-                left.extend(notes.iter().map(|n| format!("{}: {}", n.code, n.reason)));
-                notes.into_iter().for_each(|note| self.refuse(note));
+            // What wider or narrower seams took whole is not missing here; what they took a part of is.
+            if self.all_taken(site, wish, &taken) {
+                continue;
+            }
+            for note in notes.tried.into_iter().chain(notes.passed_over) {
+                left.insert(format!("{}: {}", note.code, note.reason));
+                self.refuse(note);
             }
         }
         if self.adopted.is_empty() {
@@ -136,6 +146,14 @@ impl Prepared<'_> {
         let bytes = self.adopted.iter().map(|b| b.packed_bytes).sum();
         self.adoption = Some(Adopted::of(layers, seats, bytes));
         Ok(())
+    }
+
+    /// Whether others adopted every packed weight of a seam.
+    fn all_taken(&self, site: usize, wish: &Wish, taken: &HashSet<String>) -> bool {
+        let spans = &self.survey.sites[site].spans;
+        let slots = |span| packed_slots(self.model, span, &wish.formats);
+        let mut slots = spans.iter().flat_map(slots);
+        slots.all(|slot| taken.contains(&slot.param.to_string()))
     }
 
     /// A recorded decision that the host keeps a seam.
@@ -194,7 +212,7 @@ impl Prepared<'_> {
         wish: &Wish,
         owned: &HashSet<OpId>,
         layers: &mut Vec<Layer>,
-        notes: &mut Vec<RefusalNote>,
+        notes: &mut Notes,
     ) -> Result<Option<Bound>, Error> {
         let s = &self.survey.sites[site];
         let rows = &self.seams[site].rows;
@@ -223,7 +241,7 @@ impl Prepared<'_> {
                 continue;
             }
             if let Err((code, reason)) = self.scheme_admits(site, &choice) {
-                notes.push(RefusalNote {
+                notes.passed_over.push(RefusalNote {
                     path: s.seam.path.clone(),
                     structure: s.spec.name.clone(),
                     stage: "adopt".into(),
@@ -243,12 +261,13 @@ impl Prepared<'_> {
                     layers.extend(layers_of(&bound, &choice, &slots, &blocks, &weights)?);
                     return Ok(Some(bound));
                 }
-                Err(note) => notes.push(note),
+                Err(note) => notes.tried.push(note),
             }
         }
-        if notes.is_empty() && !met.is_empty() {
+        let nobody = notes.tried.is_empty() && notes.passed_over.is_empty();
+        if nobody && !met.is_empty() {
             let met: Vec<&str> = met.into_iter().collect();
-            notes.push(RefusalNote {
+            notes.passed_over.push(RefusalNote {
                 path: s.seam.path.clone(),
                 structure: s.spec.name.clone(),
                 stage: "adopt".into(),

@@ -4,6 +4,7 @@
 //! up. What a format's codes are relative to (an offset, a table) is resolved in bytes while they are unpacked, so that
 //! codes are unsigned, and the offset comes back through the sum of the block's activations, which the call prepares
 //! once. Activations have a scale of their own for every 32 inputs. A minimum a block has (Q4_1, Q4_K) is multiplied with that same sum.
+//! Where a block of activations has tails ([`crate::activations`]), its codes meet them too.
 //!
 //! # Layout
 //! Step by step, for the `w` lines of a panel: heads (`w` times [`Kind::head`] bytes), then for each block of the step
@@ -258,9 +259,10 @@ unsafe fn vnni<const KIND: u8, const R: usize, const W: usize>(
     let place = weights.panels.place(cover.line);
     let (width, index) = (place.width, place.index);
     let groups = const { inputs_of(KIND) / 4 };
+    let has_tails = x.has_tails();
     let mut values = [[_mm512_setzero_ps(); W]; R];
     // SAFETY: all that follows reads the panel's own bytes, in the order of the layout above, and rows that are there:
-    // planes of `stride` bytes and a sum for every 16 of them.
+    // planes of `stride` bytes, one more where a tail has a scale, and a sum for every 16 of them.
     unsafe {
         let mut at = weights.bytes.as_ptr().add(place.offset);
         let rows = x.bytes(cover.row);
@@ -284,13 +286,7 @@ unsafe fn vnni<const KIND: u8, const R: usize, const W: usize>(
                     for r in 0..R {
                         let high = rows.add(r * x.record() + input);
                         let low = high.add(x.stride());
-                        let sum = {
-                            let sums = x.block_sums(cover.row + r).add(input / 16);
-                            match inputs_of(KIND) {
-                                32 => *sums + *sums.add(1),
-                                _ => *sums,
-                            }
-                        };
+                        let sum = sum_of::<KIND>(x.block_sums(cover.row + r), input);
                         let own = *x.block_scales(cover.row + r).add(input / SHARED);
                         let mut a = _mm512_setzero_si512();
                         let mut b = match has_minimum(KIND) {
@@ -313,6 +309,21 @@ unsafe fn vnni<const KIND: u8, const R: usize, const W: usize>(
                             *value = _mm512_fmadd_ps(sum, least, *value);
                         }
                     }
+                }
+                let mut tails = 0.0;
+                for r in 0..if has_tails { R } else { 0 } {
+                    tails += *x.tail_scales(cover.row + r).add(input / SHARED);
+                }
+                if tails != 0.0 {
+                    // A copy: values whose address is taken would be in memory at every block.
+                    let mut copy = values;
+                    let line = Line {
+                        codes: at.add(index * codes_of(KIND)),
+                        scales: at.add(width * codes_of(KIND) + index * scales_of(KIND)),
+                        heads,
+                    };
+                    add_tails::<KIND, W>(line, x, cover.row, input, &mut copy);
+                    values = copy;
                 }
                 at = at.add(width * (codes_of(KIND) + scales_of(KIND)));
                 block += 1;
@@ -440,38 +451,21 @@ unsafe fn avx2<const KIND: u8, const R: usize>(
                 let scales = at.add(width * codes_of(KIND) + index * scales_of(KIND));
                 let (scale, least) = scale_of_narrow::<KIND>(scales, heads);
                 for r in 0..R {
-                    let row = x.words(cover.row + r).add(input);
-                    let sum = {
-                        let sums = x.block_sums(cover.row + r).add(input / 16);
-                        match inputs_of(KIND) {
-                            32 => *sums + *sums.add(1),
-                            _ => *sums,
-                        }
+                    let row = cover.row + r;
+                    let own = Words {
+                        at: x.words(row).add(input),
+                        step: *x.block_scales(row).add(input / SHARED),
+                        sum: sum_of::<KIND>(x.block_sums(row), input),
                     };
-                    let own = *x.block_scales(cover.row + r).add(input / SHARED);
-                    let mut parts = [_mm256_setzero_si256(); 4];
-                    for g in 0..inputs_of(KIND) / 4 {
-                        let four = row.add(4 * g).cast::<i64>().read_unaligned();
-                        let four = _mm256_set1_epi64x(four);
-                        for (q, part) in parts.iter_mut().enumerate() {
-                            let bytes = codes.as_ptr().add(64 * g + 16 * q);
-                            let w = _mm256_cvtepu8_epi16(_mm_loadu_si128(bytes.cast()));
-                            *part = _mm256_add_epi32(*part, _mm256_madd_epi16(w, four));
-                        }
-                    }
-                    for half in 0..2 {
-                        let dot = super::int8::channels_of(parts[2 * half], parts[2 * half + 1]);
-                        let value = &mut values[r][half];
-                        let scale = _mm256_mul_ps(scale[half], _mm256_set1_ps(own));
-                        let dot = match has_minimum(KIND) {
-                            true => dot,
-                            false => _mm256_add_epi32(dot, _mm256_set1_epi32(sum)),
+                    block_narrow::<KIND>(&codes, own, &scale, &least, &mut values[r]);
+                    let step = *x.tail_scales(row).add(input / SHARED);
+                    if step != 0.0 {
+                        let tails = Words {
+                            at: x.tail_words(row).add(input),
+                            step,
+                            sum: sum_of::<KIND>(x.tail_sums(row), input),
                         };
-                        *value = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, *value);
-                        if has_minimum(KIND) {
-                            let sum = _mm256_set1_ps(own * sum as f32);
-                            *value = _mm256_fmadd_ps(sum, least[half], *value);
-                        }
+                        block_narrow::<KIND>(&codes, tails, &scale, &least, &mut values[r]);
                     }
                 }
                 at = at.add(width * (codes_of(KIND) + scales_of(KIND)));
@@ -486,6 +480,131 @@ unsafe fn avx2<const KIND: u8, const R: usize>(
             unsafe {
                 let out = tile.0[r].as_mut_ptr().add(column + 8 * half);
                 _mm256_storeu_ps(out, _mm256_mul_ps(*value, scale));
+            }
+        }
+    }
+}
+
+/// One row's part of a block.
+#[derive(Clone, Copy)]
+struct Words {
+    at: *const i16,
+    /// What one is worth.
+    step: f32,
+    /// Their sum, times [`Kind::factor`].
+    sum: i32,
+}
+
+/// Adds a block's codes times one row's words.
+///
+/// # Safety
+/// AVX2 and FMA; there are [`inputs_of`] words.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn block_narrow<const KIND: u8>(
+    codes: &[u8; 512],
+    x: Words,
+    scale: &[__m256; 2],
+    least: &[__m256; 2],
+    values: &mut [__m256; 2],
+) {
+    let mut parts = [_mm256_setzero_si256(); 4];
+    for g in 0..inputs_of(KIND) / 4 {
+        // SAFETY: within the words, and within `codes`: 64 bytes for each 4 inputs.
+        unsafe {
+            let four = x.at.add(4 * g).cast::<i64>().read_unaligned();
+            let four = _mm256_set1_epi64x(four);
+            for (q, part) in parts.iter_mut().enumerate() {
+                let bytes = codes.as_ptr().add(64 * g + 16 * q);
+                let w = _mm256_cvtepu8_epi16(_mm_loadu_si128(bytes.cast()));
+                *part = _mm256_add_epi32(*part, _mm256_madd_epi16(w, four));
+            }
+        }
+    }
+    for half in 0..2 {
+        let dot = super::int8::channels_of(parts[2 * half], parts[2 * half + 1]);
+        let dot = match has_minimum(KIND) {
+            true => dot,
+            false => _mm256_add_epi32(dot, _mm256_set1_epi32(x.sum)),
+        };
+        let value = &mut values[half];
+        let scale = _mm256_mul_ps(scale[half], _mm256_set1_ps(x.step));
+        *value = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, *value);
+        if has_minimum(KIND) {
+            let sum = _mm256_set1_ps(x.step * x.sum as f32);
+            *value = _mm256_fmadd_ps(sum, least[half], *value);
+        }
+    }
+}
+
+/// The sum of a block's inputs.
+///
+/// # Safety
+/// There is a sum for every 16 inputs, [`inputs_of`] from `input` on.
+#[inline(always)]
+unsafe fn sum_of<const KIND: u8>(sums: *const i32, input: usize) -> i32 {
+    // SAFETY: as the caller says.
+    unsafe {
+        let sums = sums.add(input / 16);
+        match inputs_of(KIND) {
+            32 => *sums + *sums.add(1),
+            _ => *sums,
+        }
+    }
+}
+
+/// Where a block's first line lies.
+#[derive(Clone, Copy)]
+struct Line {
+    codes: *const u8,
+    scales: *const u8,
+    heads: *const u8,
+}
+
+/// Adds what the tails of a block's rows come to. A function of its own and not inlined: few blocks have tails, and the
+/// loop around the others needs every register.
+///
+/// # Safety
+/// As for the kernel whose block it is; a row whose tail has a scale has a third plane.
+#[cold]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni,f16c")]
+unsafe fn add_tails<const KIND: u8, const W: usize>(
+    line: Line,
+    x: &Integers<'_>,
+    row: usize,
+    input: usize,
+    values: &mut [[__m512; W]],
+) {
+    for l in 0..W {
+        // SAFETY: as the caller says.
+        unsafe {
+            let codes = unpack::<KIND>(line.codes.add(l * codes_of(KIND)));
+            let heads = line.heads.add(l * head_of(KIND));
+            let scales = line.scales.add(l * scales_of(KIND));
+            let (scale, least) = scale_of::<KIND>(scales, heads);
+            for (r, values) in values.iter_mut().enumerate() {
+                let step = *x.tail_scales(row + r).add(input / SHARED);
+                if step == 0.0 {
+                    continue;
+                }
+                let tail = x.tail_bytes(row + r).add(input);
+                let sum = sum_of::<KIND>(x.tail_sums(row + r), input);
+                let mut dot = match has_minimum(KIND) {
+                    true => _mm512_setzero_si512(),
+                    false => _mm512_set1_epi32(sum),
+                };
+                for (g, codes) in codes.iter().enumerate().take(inputs_of(KIND) / 4) {
+                    let four = tail.add(4 * g).cast::<i32>().read_unaligned();
+                    dot = _mm512_dpbusd_epi32(dot, *codes, _mm512_set1_epi32(four));
+                }
+                let value = &mut values[l];
+                let scale = _mm512_mul_ps(scale, _mm512_set1_ps(step));
+                *value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, *value);
+                if has_minimum(KIND) {
+                    let sum = _mm512_set1_ps(step * sum as f32);
+                    *value = _mm512_fmadd_ps(sum, least, *value);
+                }
             }
         }
     }
