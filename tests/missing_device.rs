@@ -86,6 +86,16 @@ fn a_receipt_without_its_device_is_no_mismatch_and_another_device_is() {
     let (code, message, _) = refused(&[ARCH, ("STRUCTURES_SIM_LOSE_AFTER", "3")]);
     assert_eq!(code, "seat_unavailable", "{message}");
     assert!(message.contains("device_lost"), "{message}");
+    // Wherever it goes while the receipt is bound again: at a seat, an operation, the choice; later the run goes on.
+    for calls in ["6", "12", "20", "30", "45", "60"] {
+        let lost = [ARCH, ("STRUCTURES_SIM_LOSE_AFTER", calls)];
+        let (exit, document, log) = answer(plugins.path(), &lost, &generate);
+        let code = document["error"]["code"].as_str();
+        assert!(
+            exit == 0 || (exit, code) == (3, Some("seat_unavailable")),
+            "{calls}: {document} {log}"
+        );
+    }
 
     let (code, message, _) = refused(&[("STRUCTURES_SIM_ARCH", "sm_120a")]);
     assert_eq!(code, "receipt_mismatch", "{message}");
@@ -151,6 +161,35 @@ fn the_host_wins_no_race_in_which_nobody_could_be_bound() {
         assert!(!why.starts_with("floor_not_met"), "{why}");
     }
     assert!(!file.exists());
+
+    // A device that goes while a form is bound, judged or timed says nothing of the host either.
+    let mut gone = 0;
+    for calls in ["2", "8", "30", "80", "200", "500", "1200"] {
+        let lost = [ARCH, ("STRUCTURES_SIM_LOSE_AFTER", calls)];
+        let (exit, document, log) = record(&lost, "decoder_ffn=portable@1");
+        let race = &document["races"][0];
+        let standings = race["standings"].as_array().unwrap();
+        // Not bound, or gone with the device.
+        let nothing = [
+            "device_lost",
+            "rounds_not_allowed",
+            "statistic_unmeasurable",
+        ];
+        let untold = |s: &Json| {
+            let why = s["lost"].as_str().unwrap_or("");
+            nothing.iter().any(|code| why.contains(code))
+        };
+        let nobody = standings[1..].iter().all(untold);
+        assert_eq!(race["winner"].is_null(), nobody, "{calls}: {race}");
+        assert_eq!(
+            (exit, file.exists()),
+            (if nobody { 3 } else { 0 }, !nobody),
+            "{log}"
+        );
+        gone += u32::from(nobody);
+        let _ = std::fs::remove_file(&file);
+    }
+    assert!(gone > 2, "{gone}");
 
     let (exit, document, log) = record(&[], "decoder_ffn=portable");
     assert_eq!(exit, 0, "{document} {log}");

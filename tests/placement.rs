@@ -411,7 +411,7 @@ fn operations_with_one_answer_give_the_hosts_bits_and_copy_at_their_edges() {
     let mode = OnGuardFail::Fallback;
     let mut shop = Workshop::new(model.session(), plugin, station(&host), sizes, 64, mode);
     let refused = shop.bind(reshapes.next().unwrap()).err().unwrap();
-    assert_eq!(refused.0, "form_unknown");
+    assert_eq!(refused.code, "form_unknown");
     // All of them are the graph's but the choice.
     assert!(shop.chooses());
     assert_eq!(shop.kinds().len(), DECLARED.len() - 1);

@@ -22,8 +22,8 @@ pub fn run(args: &[String]) -> Result<(), String> {
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--nvrtc" => match args.next() {
-                Some(path) => given = Some(PathBuf::from(path)),
-                None => return Err(format!("`--nvrtc` names no library; {USAGE}")),
+                Some(path) if !path.starts_with("--") => given = Some(PathBuf::from(path)),
+                _ => return Err(format!("`--nvrtc` names no library; {USAGE}")),
             },
             "--require" => required = true,
             other => return Err(format!("unknown argument `{other}`; {USAGE}")),

@@ -22,7 +22,7 @@ use structures_graph::ops::{AttrDefault, AttrSpec, AttrValue};
 use structures_graph::place::{Away, Held, Place, Quarters, Recorder};
 use structures_graph::session::{first_largest, Install, Session};
 use structures_graph::{Dim, Graph, GraphError, Layout, Op, OpId, OpKind, Origin, ValueId};
-use structures_loader::{BoundForm, Copies, Plugin};
+use structures_loader::{BoundForm, Copies, Plugin, StatusKind};
 use structures_plugin_api::abi::DType;
 use structures_plugin_api::describe::{operation_form, BindParams};
 
@@ -33,7 +33,7 @@ use crate::record::Tape;
 use crate::seat::{
     Admission, AwayCall, CallFailure, Elsewhere, Executable, OnGuardFail, Rows, Seat, View,
 };
-use crate::station::{length_name, length_port, Rooms, Station};
+use crate::station::{length_name, length_port, Rooms, Station, DEVICE_LOST};
 use crate::trial::NamedWeight;
 
 /// Largest relative L2 distance from the host's kernel: f32 in another order of sums.
@@ -150,6 +150,27 @@ pub struct Workshop<'a> {
     proven: BTreeSet<String>,
 }
 
+/// Why an operation was not bound.
+#[derive(Clone, Debug)]
+pub struct NotMade {
+    /// Stable code.
+    pub code: String,
+    /// For people.
+    pub reason: String,
+    /// The plugin said no to what it declares, or its device went: what stands against it is the machine.
+    pub machine: bool,
+}
+
+impl From<(String, String)> for NotMade {
+    fn from((code, reason): (String, String)) -> Self {
+        NotMade {
+            machine: code == DEVICE_LOST,
+            code,
+            reason,
+        }
+    }
+}
+
 impl<'a> Workshop<'a> {
     /// On a device of a plugin. `sizes` are those of the workload, `most` the longest run there can be.
     pub fn new(
@@ -203,7 +224,7 @@ impl<'a> Workshop<'a> {
         weights: &[NamedWeight],
         params: &BindParams,
         rows: usize,
-    ) -> Result<BoundForm, (String, String)> {
+    ) -> Result<BoundForm, NotMade> {
         let bound = bind_form(
             self.plugin,
             &operation_form(kind),
@@ -215,9 +236,11 @@ impl<'a> Workshop<'a> {
             &Blocks::new(),
             self.station.note().index,
         );
-        bound
-            .map_err(|e| (e.code().to_string(), e.to_string()))?
-            .map_err(|e| (e.code.clone(), e.message))
+        let bound = bound.map_err(|e| (e.code().to_string(), e.to_string()))?;
+        bound.map_err(|e| NotMade {
+            machine: e.kind != StatusKind::Invalid,
+            ..(e.code.clone(), e.message).into()
+        })
     }
 
     fn records(&self, kind: &str) -> bool {
@@ -243,8 +266,8 @@ impl<'a> Workshop<'a> {
     /// Binds the choice among scores, and has it choose among rows that are told apart by what the host makes of them.
     ///
     /// # Errors
-    /// Code and reason.
-    pub fn bind_choice(&self, scores: ValueId) -> Result<Operation, (String, String)> {
+    /// Why not.
+    pub fn bind_choice(&self, scores: ValueId) -> Result<Operation, NotMade> {
         let dims = self.session.graph().value(scores).dims.clone();
         let (width, rows) = self.rows(scores);
         let params = BindParams {
@@ -313,8 +336,8 @@ impl<'a> Workshop<'a> {
     /// Binds one operation and compares it with the host's.
     ///
     /// # Errors
-    /// Code and reason.
-    pub fn bind(&mut self, id: OpId) -> Result<Operation, (String, String)> {
+    /// Why not.
+    pub fn bind(&mut self, id: OpId) -> Result<Operation, NotMade> {
         let graph = self.session.graph();
         let op = graph.op(id);
         let region = op.inputs.iter().flatten().copied().find(|v| {

@@ -298,7 +298,8 @@ pub fn finalise(model: &Loaded, plan: &Plan) -> Result<ReleaseNote, Error> {
         model.session().release(&stored.param, None);
     }
     for install in plan.installs() {
-        if !install.runner.host_serves(rows) {
+        // A choice among scores takes no weights: the host can always make it.
+        if install.chooses().is_none() && !install.runner.host_serves(rows) {
             install.runner.host_gone();
         }
     }

@@ -24,7 +24,7 @@ use crate::compose;
 use crate::error::Error;
 use crate::host::{Host, Loaded};
 use crate::kept::Shelf;
-use crate::operations::{Operation, Sizes, Workshop, CHOICE};
+use crate::operations::{NotMade, Operation, Sizes, Workshop, CHOICE};
 use crate::precision::{self, Descriptor};
 use crate::receipt::{Receipt, SeatNote, SeatWire};
 use crate::seat::{OnGuardFail, Seat};
@@ -291,26 +291,30 @@ fn operations(
         };
         let plugin = host.registry.plugin(&note.plugin);
         let plugin = plugin.ok_or_else(|| different("the plugin is not loaded"))?;
-        let station = Station::open(plugin, note.device.index).map_err(|e| {
-            let at = format!(
-                "host operation `{}` on {}:{}",
-                note.kind, note.plugin, note.device.index
-            );
-            unavailable(&at, &format!("{}: {}", e.code, e.message))
-        })?;
+        let at = format!(
+            "host operation `{}` on {}:{}",
+            note.kind, note.plugin, note.device.index
+        );
+        let station = Station::open(plugin, note.device.index)
+            .map_err(|e| unavailable(&at, &format!("{}: {}", e.code, e.message)))?;
         if *station.note() != note.device {
             let (then, now) = (json(&note.device), json(station.note()));
             return Err(different(&format!("the device was {then}, is {now}")));
         }
         let mut shop = Workshop::new(model.session(), plugin, station, sizes, most, mode);
+        let not_made = |name: &str, no: NotMade| {
+            let why = format!("`{name}`: {}: {}", no.code, no.reason);
+            match no.machine {
+                true => unavailable(&at, &why),
+                false => different(&why),
+            }
+        };
         for name in &note.values {
             let given = |v: &ValueId| graph.outputs.iter().any(|(_, output)| output == v);
             let scores = graph.value_named(name).filter(given);
             if let Some(scores) = scores.filter(|_| note.kind == CHOICE) {
                 let bound = shop.bind_choice(scores);
-                let bound =
-                    bound.map_err(|(code, why)| different(&format!("`{name}`: {code}: {why}")));
-                made.push(bound?);
+                made.push(bound.map_err(|no| not_made(name, no))?);
                 continue;
             }
             let op = graph.value_named(name).and_then(|v| graph.producer(v));
@@ -318,7 +322,7 @@ fn operations(
             let (op, _) =
                 same.ok_or_else(|| different(&format!("the model makes no `{name}` so now")))?;
             let bound = shop.bind(op);
-            made.push(bound.map_err(|(code, why)| different(&format!("`{name}`: {code}: {why}")))?);
+            made.push(bound.map_err(|no| not_made(name, no))?);
         }
     }
     Ok(made)

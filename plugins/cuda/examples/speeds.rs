@@ -26,7 +26,7 @@ const ROUNDS: usize = 9;
 /// Bytes of weights that calls rotate through: several times a GPU's second-level cache.
 const ROTATED: usize = 192 << 20;
 /// Copies of weights at most.
-const COPIES: usize = 3;
+const COPIES: usize = 12;
 /// Bytes of weights from which a decode form has to reach its share of the copy.
 const LARGE: usize = 256 << 20;
 
@@ -173,6 +173,11 @@ fn shapes(sizes: &Sizes) -> Vec<Shape> {
 }
 
 impl Shape {
+    fn title(&self) -> String {
+        let dims: Vec<String> = self.dims.iter().map(|(s, n)| format!("{s}={n}")).collect();
+        format!("{} {}", self.structure, dims.join(" "))
+    }
+
     fn elements(&self) -> usize {
         self.slots.iter().map(|(_, [k, n])| k * n).sum()
     }
@@ -262,10 +267,9 @@ fn measured(library: &Path, quick: bool) -> Result<(), String> {
         "of products",
         "x bf16"
     );
-    let mut musts = Musts::default();
+    let mut musts = Musts::of(sizes);
     for shape in shapes(sizes) {
-        let dims: Vec<String> = shape.dims.iter().map(|(s, n)| format!("{s}={n}")).collect();
-        println!("{} {}", shape.structure, dims.join(" "));
+        println!("{}", shape.title());
         // By rows: what bf16 takes through cublasLt.
         let mut base: BTreeMap<usize, f64> = BTreeMap::new();
         for (form, rungs) in FORMS {
@@ -368,38 +372,57 @@ impl Row {
     }
 }
 
-/// The worst of what has a figure to reach.
+/// What has a figure to reach; nothing is said of it before all of it was measured.
 #[derive(Default)]
 struct Musts {
     /// By rows: the best rung's ratio of the FP8 FFN to bf16.
-    best: BTreeMap<usize, f64>,
-    /// Share of the copy.
-    decode: Option<f64>,
+    fp8: BTreeMap<usize, Option<f64>>,
+    /// By shape and rows: the share of the copy of a decode form.
+    decode: BTreeMap<(String, usize), Option<f64>>,
 }
 
 impl Musts {
-    fn take(&mut self, shape: &Shape, form: &str, rows: usize, row: &Row, share: f64) {
-        let worse = |kept: Option<f64>, new: f64| Some(kept.map_or(new, |kept| kept.min(new)));
-        if form == DECODE && row.bytes > LARGE {
-            self.decode = worse(self.decode, share);
+    fn of(sizes: &Sizes) -> Self {
+        let mut all = Self::default();
+        for shape in shapes(sizes) {
+            for rows in sizes.rows {
+                if shape.elements() > LARGE && *rows <= DECODE_ROWS {
+                    all.decode.insert((shape.title(), *rows), None);
+                }
+                if shape.structure == "decoder_ffn" && !shape.decode && *rows >= 512 {
+                    all.fp8.insert(*rows, None);
+                }
+            }
         }
-        if (shape.structure, form) == ("decoder_ffn", "fp8_static") && rows >= 512 {
-            let best = self.best.entry(rows).or_insert(0.0);
-            *best = row.ratio.unwrap_or(0.0).max(*best);
+        all
+    }
+
+    fn take(&mut self, shape: &Shape, form: &str, rows: usize, row: &Row, share: f64) {
+        if let Some(kept) = self.decode.get_mut(&(shape.title(), rows)) {
+            if form == DECODE {
+                *kept = Some(share);
+            }
+        }
+        let ffn = (shape.structure, form) == ("decoder_ffn", "fp8_static");
+        if let (true, Some(best), Some(ratio)) = (ffn, self.fp8.get_mut(&rows), row.ratio) {
+            *best = Some(best.map_or(ratio, |best| best.max(ratio)));
         }
     }
 
     fn print(&self) {
-        let fp8 = self.best.values().copied().reduce(f64::min);
+        fn worst<'a>(mut all: impl Iterator<Item = &'a Option<f64>>) -> Option<f64> {
+            let first = (*all.next()?)?;
+            all.try_fold(first, |worst, next| Some(worst.min((*next)?)))
+        }
         for (what, found, needed) in [
             (
                 "FP8 decoder_ffn to bf16 through cublaslt, 512 rows and more",
-                fp8,
+                worst(self.fp8.values()),
                 1.6,
             ),
             (
                 "decode forms above 256 MB of weights, share of the copy",
-                self.decode,
+                worst(self.decode.values()),
                 0.85,
             ),
         ] {

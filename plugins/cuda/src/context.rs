@@ -61,6 +61,8 @@ struct Scratch {
     recordings: usize,
     /// Outgrown, and perhaps in a recording.
     outgrown: Vec<u64>,
+    /// Given back while one was going on.
+    freed: Vec<u64>,
 }
 
 struct Mark {
@@ -493,7 +495,8 @@ impl Drop for Context {
                 }
                 let scratch = self.scratch.lock().unwrap_or_else(|e| e.into_inner());
                 let last = (scratch.bytes > 0).then_some(scratch.address);
-                for address in scratch.outgrown.iter().copied().chain(last) {
+                let old = scratch.outgrown.iter().chain(&scratch.freed);
+                for address in old.copied().chain(last) {
                     let _ = result::free_sync(address);
                 }
             }
@@ -525,8 +528,8 @@ impl Device for Context {
         let mut scratch = self.scratch.lock().unwrap_or_else(|e| e.into_inner());
         let recording = self.recording.lock().unwrap_or_else(|e| e.into_inner());
         if recording.is_some() {
-            // The driver would refuse, and spoil the recording; it goes with what recordings outgrew.
-            scratch.outgrown.push(address);
+            // The driver would refuse, and spoil the recording; it goes when that has ended.
+            scratch.freed.push(address);
             return;
         }
         drop(recording);
@@ -653,6 +656,10 @@ impl Device for Context {
             let text = format!("queue {queue} is not being recorded");
             return Err(Failure::invalid("argument", text));
         };
+        let freed = || {
+            let mut scratch = self.scratch.lock().unwrap_or_else(|e| e.into_inner());
+            std::mem::take(&mut scratch.freed)
+        };
         // SAFETY: a stream of this context whose recording was begun; the graph is destroyed once, and what was made of
         // it is another value.
         let made = self.run("the end of a recording", || unsafe {
@@ -677,6 +684,9 @@ impl Device for Context {
             Err(_) if take.spoilt => Err(spoilt()),
             Err(other) => Err(Failure::refused("capture_spoilt", other.message)),
         };
+        freed()
+            .into_iter()
+            .for_each(|address| self.free_now(address));
         ended.inspect_err(|_| self.recording_gone())
     }
 

@@ -53,13 +53,13 @@ impl Gpu {
 /// not on the standard error.
 pub fn caught<R>(f: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
     thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
+    thread_local!(static WHERE: Cell<Option<String>> = const { Cell::new(None) });
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let otherwise = take_hook();
-        set_hook(Box::new(move |panic| {
-            if !INSIDE.get() {
-                otherwise(panic);
-            }
+        set_hook(Box::new(move |panic| match INSIDE.get() {
+            true => WHERE.set(panic.location().map(ToString::to_string)),
+            false => otherwise(panic),
         }));
     });
     let outer = INSIDE.replace(true);
@@ -73,7 +73,10 @@ pub fn caught<R>(f: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
             .unwrap_or("no message");
         Err(Failure::failed(
             "driver_too_old",
-            format!("the driver's library lacks something: {text}; update the NVIDIA driver"),
+            format!(
+                "the driver's library lacks something: {text} ({}); update the NVIDIA driver",
+                WHERE.take().unwrap_or_default()
+            ),
         ))
     })
 }

@@ -20,6 +20,7 @@ use crate::receipt::UnitNote;
 use crate::samples::Samples;
 use crate::schemes::Decision;
 use crate::seat::Seat;
+use crate::station::DEVICE_LOST;
 
 /// The race of one structure.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -175,7 +176,8 @@ impl Prepared<'_> {
         let mut note = UnitNote::default();
         if let Some(no) = judge.parity(&plan, &seats, &mut note)? {
             let why = format!("{}: {}", no.code, no.reason);
-            return Ok(Entry::lost(standing, why, !note.metrics.0.is_empty()));
+            let judged = !note.metrics.0.is_empty() && !gone(&seats);
+            return Ok(Entry::lost(standing, why, judged));
         }
         let metric = match self.kind {
             OutputKind::Values => "cosine",
@@ -210,6 +212,10 @@ impl Prepared<'_> {
                 [] => None,
                 seats => runtime_refusal(seats).or_else(|| ledger_refusal(seats)),
             };
+            let lost = |e: &Error| matches!(e.code().as_str(), "device_lost" | "state_lost");
+            if gone(seats) || time.as_ref().is_err_and(lost) {
+                entry.judged = false;
+            }
             let failed = match (time, gave_up) {
                 (Err(e), _) => format!("{}: {e}", e.code()),
                 (Ok(_), Some(no)) => format!("{}: {}", no.code, no.reason),
@@ -219,8 +225,15 @@ impl Prepared<'_> {
                 }
             };
             entry.standing.lost = Some(failed);
-            entry.judged = false;
         }
         Ok(())
     }
+}
+
+/// Whether a seat gave itself up because its device went, which says nothing of the form.
+fn gone(seats: &[Arc<Seat>]) -> bool {
+    seats.iter().any(|seat| {
+        let why = seat.ledger.counts().last_reason;
+        seat.ledger.is_detached() && why.is_some_and(|why| why.starts_with(DEVICE_LOST))
+    })
 }

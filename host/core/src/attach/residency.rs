@@ -13,7 +13,7 @@ use structures_plugin_api::describe::operation_form;
 use super::Prepared;
 use crate::bind::{installs, Bound};
 use crate::error::Error;
-use crate::operations::{reads_housed, Operation, Sizes, Workshop, CHOICE};
+use crate::operations::{reads_housed, NotMade, Operation, Sizes, Workshop, CHOICE};
 use crate::receipt::{DeviceOperations, RefusalNote};
 use crate::residency::pays;
 use crate::seat::Seat;
@@ -145,19 +145,13 @@ impl Prepared<'_> {
         }
     }
 
-    fn not_bound(
-        &mut self,
-        shop: &Workshop<'_>,
-        kind: &str,
-        value: String,
-        (code, reason): (String, String),
-    ) {
+    fn not_bound(&mut self, shop: &Workshop<'_>, kind: &str, value: String, no: NotMade) {
         self.refuse(RefusalNote {
             path: value,
             structure: "operation".into(),
             stage: STAGE.into(),
-            code,
-            reason,
+            code: no.code,
+            reason: no.reason,
             plugin: Some(shop.plugin().into()),
             form: Some(operation_form(kind)),
         });

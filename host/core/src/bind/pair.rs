@@ -18,6 +18,7 @@ use crate::gates::{cosine, worse};
 use crate::receipt::{SeatNote, SeatWire};
 use crate::seat::{CallFailure, Seat};
 use crate::sites::Site;
+use crate::station::DEVICE_LOST;
 use crate::trial::{NamedWeight, Trial};
 use crate::wires::{Edge, PAIR_SMOKE};
 
@@ -201,7 +202,10 @@ fn held(
         Err((end, failure)) => {
             let at = [from, to][end.min(1)];
             let reason = format!("{}: {}", failure.code, failure.message);
-            at.refuse("wires", PAIR_SMOKE, reason, !failure.declined)
+            Err(NotBound {
+                machine: failure.code == DEVICE_LOST,
+                ..at.refusal("wires", PAIR_SMOKE, reason, !failure.declined)
+            })
         }
     }
 }

@@ -437,7 +437,7 @@ impl StaticPlan {
     /// The scores of a greedy step, as they lie; brought home now where the last replay left them.
     ///
     /// # Errors
-    /// [`GraphError::PlaceLost`].
+    /// [`GraphError::PlaceLost`]; the next replay finds it as well, and tells who sits there.
     pub fn scores(&mut self) -> Result<&[f32], GraphError> {
         let Some((g, _, _)) = self.greedy else {
             return Ok(&[]);
@@ -473,7 +473,7 @@ impl StaticPlan {
     /// A copy of what a window holds.
     ///
     /// # Errors
-    /// [`GraphError::NoWindow`]; [`GraphError::PlaceLost`] for scores that were left at a place.
+    /// [`GraphError::NoWindow`]; [`GraphError::PlaceLost`] for scores that were left at a place, as [`StaticPlan::scores`].
     pub fn read(&self, name: &str) -> Result<Tensor, GraphError> {
         let Some(w) = self.windows.iter().find(|w| w.name == name) else {
             return Err(self.no_window(name));
