@@ -97,41 +97,39 @@ impl Drop for Lt {
 
 /// Looks for it, and keeps open what was found by path: the bindings then find it by name.
 fn found(variable: impl Variable, driver_major: i32) -> Result<(), Failure> {
-    let open = |path: &PathBuf| {
+    let absent = |text: String| Err(Failure::refused("cublaslt_absent", text));
+    // SAFETY: opens libraries of the system's search path by the library's names and closes them.
+    let by_name = || caught(|| Ok(unsafe { sys::is_culib_present() })).unwrap_or(false);
+    let open = |path: &PathBuf| -> Result<(), String> {
         // SAFETY: the library's initialisers do nothing a process could not have; the operator named it or where it lies.
-        let library = unsafe { Library::new(path) };
-        library.map(std::mem::forget)
+        let library = unsafe { Library::new(path) }.map_err(|e| libraries::why(&e))?;
+        // SAFETY: only looked for.
+        let entry = unsafe { library.get::<*const c_void>(b"cublasLtCreate\0") };
+        entry.map_err(|_| format!("it is no {LIBRARY}"))?;
+        std::mem::forget(library);
+        Ok(())
     };
     if let Some(path) = given(&variable, CUBLASLT) {
-        return open(&path).map_err(|e| {
-            let text = format!(
-                "{CUBLASLT} names {}: {}",
-                path.display(),
-                libraries::why(&e)
-            );
-            Failure::refused("cublaslt_absent", text)
-        });
+        let path_text = path.display();
+        return match open(&path) {
+            Ok(()) if by_name() => Ok(()),
+            Ok(()) => absent(format!(
+                "{CUBLASLT} names {path_text}, whose own name is none of {LIBRARY}"
+            )),
+            Err(why) => absent(format!("{CUBLASLT} names {path_text}: {why}")),
+        };
     }
     let majors = majors(driver_major);
-    if named(&variable, LIBRARY, majors)
-        .iter()
-        .any(|path| open(path).is_ok())
-    {
+    let opened = |paths: Vec<PathBuf>| paths.iter().any(|path| open(path).is_ok());
+    // Where one of a toolkit that is named opens it comes first.
+    opened(named(&variable, LIBRARY, majors));
+    if by_name() || (opened(libraries::usual(LIBRARY, majors)) && by_name()) {
         return Ok(());
     }
-    // SAFETY: opens libraries of the system's search path by the library's names and closes them.
-    if caught(|| Ok(unsafe { sys::is_culib_present() })).unwrap_or(false)
-        || libraries::usual(LIBRARY, majors)
-            .iter()
-            .any(|path| open(path).is_ok())
-    {
-        return Ok(());
-    }
-    let text = format!(
+    absent(format!(
         "{LIBRARY} is neither below CUDA_HOME nor among the system's libraries; install the CUDA toolkit's cuBLAS or name \
          it in {CUBLASLT}"
-    );
-    Err(Failure::refused("cublaslt_absent", text))
+    ))
 }
 
 /// `sums[m, n] = scale * x[m, k] * w[n, k]^T` with its algorithms.

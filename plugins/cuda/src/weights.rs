@@ -155,6 +155,7 @@ impl Packed {
                     .iter_mut()
                     .zip(&values)
                     .for_each(|(out, v)| *out = f32_to_e4m3_saturating(v / scale)),
+                // Packed above.
                 Format::W8a16Static => {}
             }
             Ok::<(), Failure>(())

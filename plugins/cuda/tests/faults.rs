@@ -338,15 +338,31 @@ fn sums_of_few_bits_are_taken_within_the_tolerance_and_passed_over_beyond() {
 
 #[test]
 fn a_library_is_looked_for_where_it_is_named_and_nowhere_else() {
-    let Some(opened) = open(&[("STRUCTURES_CUBLASLT", "/nowhere/libcublasLt.so")]) else {
+    // One that is not there, and a library that is another one.
+    let Some(fakes) = common::Fakes::built() else {
         return;
     };
-    let bound = bind(&opened.plugin, "bf16", GPU);
-    std::env::remove_var("STRUCTURES_CUBLASLT");
-    // The next rung serves; were it the library this would go unnoticed.
-    let bound = bound.expect("binds");
-    std::env::set_var("FAKE_GPU_BREAK", "_wgmma");
-    call(&bound).expect_err("our own product runs");
+    for named in [Path::new("/nowhere/libcublasLt.so"), &fakes.nvrtc()] {
+        let Some(opened) = open(&[("STRUCTURES_CUBLASLT", &named.to_string_lossy())]) else {
+            return;
+        };
+        let library = bind_of(
+            &opened.plugin,
+            ("bf16", Some("cublaslt")),
+            GPU,
+            DType::F32,
+            [ROWS, K, N],
+        );
+        let bound = bind(&opened.plugin, "bf16", GPU);
+        std::env::remove_var("STRUCTURES_CUBLASLT");
+        let error = library.err().expect("refused");
+        assert_eq!(error.code, "no_rung", "{error}");
+        assert!(error.to_string().contains("cublaslt_absent"), "{error}");
+        // The next rung serves; were it the library this would go unnoticed.
+        let bound = bound.expect("binds");
+        std::env::set_var("FAKE_GPU_BREAK", "_wgmma");
+        call(&bound).expect_err("our own product runs");
+    }
 }
 
 #[test]
